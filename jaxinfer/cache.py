@@ -1,0 +1,108 @@
+"""DEV. The KV cache: one array of key pages and one of value pages a layer.
+
+Pure functions on pytrees; which page belongs to whom is the scheduler's knowledge.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+from jaxinfer.config.geometry import Geometry
+from jaxinfer.config.model_config import ModelConfig
+
+NULL_PAGE = 0  # padded tokens write here; nobody reads it into a result
+
+
+@struct.dataclass
+class PagedKV:
+    """The cache of the whole model; every array is donated to each step."""
+
+    keys: tuple[jax.Array, ...]  # L × [P, K, S, D]
+    values: tuple[jax.Array, ...]  # L × [P, K, S, D]
+
+
+@struct.dataclass
+class PageSlots:
+    """Where the tokens of one step go and which pages its rows read, for one cache group."""
+
+    table: jax.Array  # [B, N] i32, page of each S positions of a row
+    starts: jax.Array  # [B] i32, position of a row's first token
+    lengths: jax.Array  # [B] i32, real tokens in a row; 0 for an empty row
+    pages: jax.Array  # [B·Q] i32, page that each token is written to; padding: the null page
+    offsets: jax.Array  # [B·Q] i32, its place in that page
+
+
+def abstract_cache(config: ModelConfig, geometry: Geometry) -> PagedKV:
+    """Shapes of the cache without memory behind them."""
+    arrays = tuple(
+        jax.ShapeDtypeStruct(
+            (
+                geometry.num_pages[geometry.layer_groups[layer]],
+                config.num_kv_heads,
+                geometry.page_tokens,
+                config.head_dim,
+            ),
+            jnp.dtype(geometry.kv_dtype),
+        )
+        for layer in range(config.num_layers)
+    )
+    return PagedKV(keys=arrays, values=arrays)  # type: ignore[arg-type]  # shapes in place of arrays
+
+
+def init_cache(config: ModelConfig, geometry: Geometry) -> PagedKV:
+    """A cache of zeros."""
+    return jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_cache(config, geometry)
+    )
+
+
+def page_slots(
+    table: jax.Array, starts: jax.Array, lengths: jax.Array, num_tokens: int, page_tokens: int
+) -> PageSlots:
+    """Where each of `num_tokens` tokens a row is written.
+
+    Example: page_tokens 4, table row [7 9], start 3, length 2 of 3 tokens → positions 3 4 (5):
+    pages [7 9 0], offsets [3 0 1].
+
+    Args:
+        table: [B, N] i32.
+        starts: [B] i32.
+        lengths: [B] i32.
+        num_tokens: Q, tokens a row with padding.
+        page_tokens: S.
+    """
+    index = jnp.arange(num_tokens, dtype=jnp.int32)[None, :]
+    positions = starts[:, None] + index  # [B, Q]
+    column = jnp.minimum(positions // page_tokens, table.shape[1] - 1)
+    pages = jnp.take_along_axis(table, column, axis=1)
+    pages = jnp.where(index < lengths[:, None], pages, NULL_PAGE)
+    return PageSlots(
+        table=table,
+        starts=starts,
+        lengths=lengths,
+        pages=pages.reshape(-1),
+        offsets=lax.rem(positions, jnp.int32(page_tokens)).reshape(-1),
+    )
+
+
+def write_kv(pages: jax.Array, new: jax.Array, slots: PageSlots) -> jax.Array:
+    """The pages with the tokens of `new` written to their places.
+
+    Args:
+        pages: [P, K, S, D].
+        new: [B, Q, K, D] – cast to the pages' dtype.
+        slots: pages and offsets of the B·Q tokens; only the null page may occur twice.
+
+    Donates: `pages`, where the caller's program does.
+    Cost: writes B·Q·K·D values.
+    """
+    tokens = new.reshape(-1, *new.shape[2:]).astype(pages.dtype)
+    if pages.dtype.itemsize != 2:
+        return pages.at[slots.pages, :, slots.offsets].set(tokens)
+    # A bf16 scatter is widened to f32 on a CPU and rewrites the whole cache; its bits are not.
+    bits = lax.bitcast_convert_type(pages, jnp.uint16)
+    bits = bits.at[slots.pages, :, slots.offsets].set(
+        lax.bitcast_convert_type(tokens, jnp.uint16)
+    )
+    return lax.bitcast_convert_type(bits, pages.dtype)

@@ -1,0 +1,1 @@
+"""JOINT. Files to parameters."""

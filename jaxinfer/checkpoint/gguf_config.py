@@ -1,0 +1,169 @@
+"""JOINT. The metadata of a GGUF file as a `ModelConfig`.
+
+Knows the keys that every family has; what a family has of its own is read by its file in `models/`.
+Reads one tensor, `rope_freqs.weight`, which is metadata in all but name.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.checkpoint.config_reader import ConfigReader
+from jaxinfer.checkpoint.leaf_match import ROPE_DIVISORS
+from jaxinfer.checkpoint.tensor_file import TensorSource
+from jaxinfer.config.model_config import ModelConfig
+from jaxinfer.config.rope_config import RopeConfig, rope_from_gguf
+from jaxinfer.errors import CheckpointError, UnsupportedError
+from jaxinfer.models.registry import architecture_for_gguf
+from jaxinfer.models.spec import Architecture
+
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+_LAYER_NAME = re.compile(r"blk\.(\d+)\.")
+_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Keys that may be one number or one a layer.
+_PER_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+
+
+def read_gguf_config(
+    metadata: Mapping[str, Any], tensors: TensorSource
+) -> tuple[ModelConfig, Architecture]:
+    """Config and architecture of a GGUF file.
+
+    Raises:
+        CheckpointError: a needed key or tensor is missing, or a value breaks its rule or
+            contradicts the tensors.
+        UnsupportedError: an architecture, experts, rope type, partial rotary embedding or
+            per-layer sizes that are not run.
+    """
+    place = str(tensors.files[0])
+    name = ConfigReader(metadata, place)["general.architecture"]
+    architecture = architecture_for_gguf(name)
+    reader = ConfigReader(_one_per_model(metadata, name, place), place)
+    _refuse_variants(reader, name)
+    _check_layers(reader, name, tensors)
+    try:
+        fields = _common_fields(reader, name, tensors)
+        fields |= architecture.from_gguf(reader, set(tensors.infos))
+        if "ropes" not in fields:
+            fields["ropes"] = (_rope(reader, name, fields["head_dim"], tensors),)
+        config = ModelConfig(architecture=architecture.name, **fields)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise CheckpointError(f"{place} has metadata of a wrong kind: {error}") from error
+    return config, architecture
+
+
+def _one_per_model(metadata: Mapping[str, Any], name: str, place: str) -> dict[str, Any]:
+    """Lists of one value a layer as that value; different values are refused."""
+    result = dict(metadata)
+    for key in (f"{name}.{ending}" for ending in _PER_LAYER):
+        values = metadata.get(key)
+        if not isinstance(values, list):
+            continue
+        if len(values) != metadata.get(f"{name}.block_count"):
+            raise CheckpointError(
+                f"{place}: {key} has {len(values)} entries, {name}.block_count is "
+                f"{metadata.get(f'{name}.block_count')}; there must be one a layer"
+            )
+        if any(value != values[0] for value in values):
+            raise UnsupportedError(
+                f"{place}: {key}={values[:8]} differs between layers, which is not supported"
+            )
+        result[key] = values[0] if values else None
+    return result
+
+
+def _refuse_variants(reader: ConfigReader, name: str) -> None:
+    experts = reader.get(f"{name}.expert_count", 0)
+    if experts:
+        raise UnsupportedError(
+            f"{reader.place}: {name}.expert_count={experts}: mixtures of experts are not supported"
+        )
+    if reader.get(f"{name}.attention.causal", True) is not True:
+        raise UnsupportedError(f"{reader.place}: {name}.attention.causal=false: decoders only")
+
+
+def _check_layers(reader: ConfigReader, name: str, tensors: TensorSource) -> None:
+    declared = reader.num_layers(f"{name}.block_count")
+    matches = (_LAYER_NAME.match(tensor) for tensor in tensors.infos)
+    found = len({int(match[1]) for match in matches if match})
+    if declared != found:
+        raise CheckpointError(
+            f"{reader.place}: {name}.block_count={declared}, the file holds tensors of {found} "
+            "layers; it is incomplete or damaged: fetch it again"
+        )
+
+
+def _common_fields(reader: ConfigReader, name: str, tensors: TensorSource) -> dict[str, Any]:
+    heads, layers = reader.whole(f"{name}.attention.head_count"), reader[f"{name}.block_count"]
+    kv_heads = f"{name}.attention.head_count_kv"
+    head_dim = _head_dim(reader, name, heads)
+    eos = {token for key in _EOS_KEYS for token in reader.token_ids(f"tokenizer.ggml.{key}")}
+    bos = reader.token_ids("tokenizer.ggml.bos_token_id")
+    return {
+        "vocab_size": _vocab_size(reader, tensors),
+        "hidden_size": reader.whole(f"{name}.embedding_length"),
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": reader.whole(kv_heads) if kv_heads in reader else heads,
+        "head_dim": head_dim,
+        "mlp_size": reader.whole(f"{name}.feed_forward_length"),
+        "max_position": reader.whole(f"{name}.context_length"),
+        "norm_eps": reader.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        "windows": (0,) * layers,
+        "layer_ropes": (0,) * layers,
+        "attention_scale": head_dim**-0.5,
+        "tie_embeddings": _HEAD not in tensors.infos,
+        "bos_token_id": next(iter(bos), None),
+        "eos_token_ids": tuple(sorted(eos)),
+    }
+
+
+def _head_dim(reader: ConfigReader, name: str, heads: int) -> int:
+    keys = [f"{name}.{key}" for key in ("attention.key_length", "rope.dimension_count")]
+    width = reader.whole(f"{name}.embedding_length")
+    given = [reader.whole(key) for key in keys if key in reader]
+    if not given and width % heads:
+        raise CheckpointError(
+            f"{reader.place}: {name}.embedding_length={width} is no multiple of "
+            f"attention.head_count={heads} and there is no {keys[0]}; add it"
+        )
+    head_dim = given[0] if given else width // heads
+    for key in (keys[1], f"{name}.attention.value_length"):
+        if reader.get(key, head_dim) != head_dim:
+            raise UnsupportedError(
+                f"{reader.place}: {key}={reader[key]} differs from the head size {head_dim}: "
+                "partial rotary embeddings and values of another size are not supported"
+            )
+    return head_dim
+
+
+def _vocab_size(reader: ConfigReader, tensors: TensorSource) -> int:
+    """Rows of the embedding; a tokenizer may have fewer tokens (padding), never more."""
+    if _EMBEDDING not in tensors.infos:
+        raise CheckpointError(f"{reader.place} lacks the tensor {_EMBEDDING!r}; fetch it again")
+    rows, tokens = tensors.infos[_EMBEDDING].shape[0], reader.get("tokenizer.ggml.tokens", [])
+    if len(tokens) > rows:
+        raise CheckpointError(
+            f"{reader.place}: tokenizer.ggml.tokens has {len(tokens)} tokens, {_EMBEDDING} only "
+            f"{rows} rows; the file is damaged or its tokenizer is another model's"
+        )
+    return rows
+
+
+def _rope(reader: ConfigReader, name: str, head_dim: int, tensors: TensorSource) -> RopeConfig:
+    rope = rope_from_gguf(reader, name)
+    if ROPE_DIVISORS not in tensors.infos:
+        return rope
+    shape = tensors.infos[ROPE_DIVISORS].shape
+    if shape != (head_dim // 2,):
+        raise CheckpointError(
+            f"{reader.place}: {ROPE_DIVISORS} has shape {list(shape)}, expected "
+            f"[{head_dim // 2}], one divisor a frequency of a head of {head_dim}"
+        )
+    values = tensors.read_rows(ROPE_DIVISORS, 0, shape[0], np.float32)
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        raise CheckpointError(f"{reader.place}: {ROPE_DIVISORS} must hold positive numbers")
+    return replace(rope, divisors=tuple(float(value) for value in values))

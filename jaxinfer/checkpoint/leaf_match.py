@@ -1,0 +1,129 @@
+"""HOST. Which tensor fills which leaf: settled and checked before any tensor is read.
+
+Every leaf is filled by exactly one tensor and every tensor fills exactly one leaf; a tensor that
+nothing takes is an error. Reads no tensor, except to compare a tied head with its embedding.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxinfer.checkpoint.tensor_file import CheckpointKind, TensorInfo, TensorSource
+from jaxinfer.config.model_config import ModelConfig
+from jaxinfer.errors import CheckpointError, UnsupportedError
+from jaxinfer.models.spec import Leaf
+
+ROPE_DIVISORS = "rope_freqs.weight"
+_HF_HEAD = "lm_head.weight"
+_FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+_INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F8_E8M0")
+_COMPARED_BYTES = 2**23
+
+
+def match_leaves(
+    leaves: Sequence[Leaf], config: ModelConfig, tensors: TensorSource, kind: CheckpointKind
+) -> dict[Leaf, TensorInfo]:
+    """The tensor of every leaf.
+
+    Raises:
+        CheckpointError: tensors are missing, have another shape, or are left over.
+        UnsupportedError: a weight is stored as integers.
+    """
+    place, infos = tensors.files[0].parent if kind == "hf" else tensors.files[0], tensors.infos
+    names = {leaf: leaf.hf if kind == "hf" else leaf.gguf for leaf in leaves}
+    if kind == "hf" and config.tie_embeddings:
+        names = _tied_names(names, infos)
+    _refuse_missing(names, infos, str(place))
+    for leaf, name in names.items():
+        _check_tensor(leaf, infos[name])
+    _refuse_leftovers(set(infos) - set(names.values()), names, config, tensors, str(place))
+    return {leaf: infos[name] for leaf, name in names.items()}
+
+
+def _tied_names(names: Mapping[Leaf, str], infos: Mapping[str, TensorInfo]) -> dict[Leaf, str]:
+    """A tied checkpoint may store its one table as the head instead of the embedding."""
+    return {
+        leaf: _HF_HEAD
+        if leaf.role == "embedding" and name not in infos and _HF_HEAD in infos
+        else name
+        for leaf, name in names.items()
+    }
+
+
+def _refuse_missing(names: Mapping[Leaf, str], infos: Mapping[str, TensorInfo], place: str) -> None:
+    missing = [name for name in names.values() if name not in infos]
+    if missing:
+        raise CheckpointError(
+            f"{place} lacks {len(missing)} of the {len(names)} tensors that its config asks for: "
+            f"{_some(missing)}; fetch it again, or mend the config (a missing tensor is never made "
+            "up)"
+        )
+
+
+def _check_tensor(leaf: Leaf, info: TensorInfo) -> None:
+    if info.shape != leaf.shape:
+        raise CheckpointError(
+            f"tensor {info.name!r} in {info.file} has shape {list(info.shape)}, the config asks "
+            f"for {list(leaf.shape)}; config and weights are not of the same model"
+        )
+    if info.dtype_name in _INTEGERS:
+        raise UnsupportedError(
+            f"tensor {info.name!r} in {info.file} is stored as {info.dtype_name}: weights are read "
+            f"from {', '.join(_FLOATS)} and GGUF blocks; it is of a quantization that is not read"
+        )
+
+
+def _refuse_leftovers(
+    left: set[str],
+    names: Mapping[Leaf, str],
+    config: ModelConfig,
+    tensors: TensorSource,
+    place: str,
+) -> None:
+    left = {name for name in left if not name.endswith("rotary_emb.inv_freq")}
+    if any(rope.divisors for rope in config.ropes):
+        left.discard(ROPE_DIVISORS)
+    if config.tie_embeddings and _HF_HEAD in left:
+        embedding = next(name for leaf, name in names.items() if leaf.role == "embedding")
+        _refuse_other_head(tensors, embedding)
+        left.discard(_HF_HEAD)
+    if left:
+        raise CheckpointError(
+            f"{place} holds {len(left)} tensors that the model does not use: {_some(sorted(left))};"
+            " none is dropped in silence: config and weights are not of the same model, or it is a "
+            "variant that is not supported"
+        )
+
+
+def _refuse_other_head(tensors: TensorSource, embedding: str) -> None:
+    """A tied model's stored head must be its embedding, byte for byte."""
+    infos = tensors.infos[embedding], tensors.infos[_HF_HEAD]
+    if infos[0].shape != infos[1].shape or infos[0].dtype_name != infos[1].dtype_name:
+        same = False
+    else:
+        rows = max(1, _COMPARED_BYTES * infos[0].shape[0] // max(1, infos[0].nbytes))
+        same = all(
+            _equal(tensors, embedding, start, min(start + rows, infos[0].shape[0]))
+            for start in range(0, infos[0].shape[0], rows)
+        )
+    if not same:
+        raise CheckpointError(
+            f"tie_word_embeddings is true, but {_HF_HEAD!r} in {infos[1].file} differs from "
+            f"{embedding!r}; set tie_word_embeddings to false in config.json to use both"
+        )
+
+
+def _equal(tensors: TensorSource, embedding: str, start: int, stop: int) -> bool:
+    first = tensors.read_rows(embedding, start, stop, np.float32)
+    return np.array_equal(first, tensors.read_rows(_HF_HEAD, start, stop, np.float32))
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def num_elements(leaves: Sequence[Leaf]) -> int:
+    """Parameters of a model, a tied table counted once."""
+    return sum(math.prod(leaf.shape) for leaf in leaves)

@@ -1,0 +1,117 @@
+"""HOST. What the user asked of the engine. `plan_geometry` turns it into what was decided."""
+
+import difflib
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from jaxinfer.errors import ConfigError, UnsupportedError
+
+# Names of the contract whose feature is not built yet: refused by name, never ignored.
+_PLANNED = {
+    "quantization": "running quantized weights packed",
+    "speculative_config": "speculative sampling",
+    "enable_prefix_caching": "the prefix cache",
+    "async_scheduling": "overlapping host and device",
+    "num_decode_steps": "decode bursts",
+    "preemption": "preemption",
+    "scheduling_policy": "priorities",
+    "logprobs_mode": "processed log-probabilities",
+    "weights": "packed weights",
+    "trace": "step traces",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The engine's settings; names as in vLLM where it has them. None means "decide".
+
+    dtype: of the weights; "auto" is bfloat16 (on a CPU with float32 activations).
+    kv_cache_dtype: of the pages; "auto" is the activations'.
+    max_model_len: tokens a request may hold, prompt and output.
+    max_num_seqs: slots, i.e. requests that run at once.
+    block_size: tokens in a page, a power of two.
+    num_gpu_blocks_override: pages in the pool of each cache group.
+    gpu_memory_utilization: share of the free device memory (on a CPU: host memory) to plan with.
+    prefill_chunk_tokens: T, tokens in a row of a prefill step, a power of two.
+    max_num_batched_tokens: tokens in the largest prefill step.
+    admission: "reserve" admits a request when its worst case fits, so that nothing runs out.
+    kernels: implementation of the ops.
+    seed: the engine's seed, from which requests without one draw theirs.
+    strict: a failing request raises instead of giving a row with an error.
+    compilation_cache_dir: of compiled programs; "auto" is the user's cache folder, None is off.
+    """
+
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    block_size: int | None = None
+    num_gpu_blocks_override: int | None = None
+    gpu_memory_utilization: float = 0.9
+    prefill_chunk_tokens: int | None = None
+    max_num_batched_tokens: int | None = None
+    admission: Literal["reserve"] = "reserve"
+    kernels: Literal["auto", "reference"] = "auto"
+    seed: int | None = None
+    strict: bool = False
+    compilation_cache_dir: str | None = "auto"
+
+    def __post_init__(self) -> None:
+        _choice("dtype", self.dtype, ("auto", "bfloat16", "float32"))
+        _choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "bfloat16", "float32"))
+        _choice("admission", self.admission, ("reserve",))
+        _choice("kernels", self.kernels, ("auto", "reference"))
+        for name in ("max_model_len", "max_num_seqs", "num_gpu_blocks_override"):
+            _at_least_one(name, getattr(self, name))
+        _at_least_one("max_num_batched_tokens", self.max_num_batched_tokens)
+        for name in ("block_size", "prefill_chunk_tokens"):
+            _power_of_two(name, getattr(self, name))
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization={self.gpu_memory_utilization!r} must be in (0, 1]"
+            )
+        if self.seed is not None and not (_is_int(self.seed) and 0 <= self.seed < 2**63):
+            raise ConfigError(f"seed={self.seed!r} must be None or an int in [0, 2**63)")
+
+
+def engine_config(**options: Any) -> EngineConfig:
+    """An `EngineConfig` from keyword options.
+
+    Raises:
+        UnsupportedError: an option whose feature is not built yet and that asks for it.
+        ConfigError: an unknown name (the message offers the nearest one) or a wrong value.
+    """
+    known = [field.name for field in fields(EngineConfig)]
+    for name in options:
+        if name in _PLANNED:
+            raise UnsupportedError(
+                f"{name}={options[name]!r}: {_PLANNED[name]} is not built yet; leave {name} out"
+            )
+        if name not in known:
+            near = difflib.get_close_matches(name, [*known, *_PLANNED], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(
+                f"unknown option {name!r}{hint} Known options: {', '.join(sorted(known))}"
+            )
+    return EngineConfig(**options)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}")
+
+
+def _at_least_one(name: str, value: object) -> None:
+    if value is not None and not (_is_int(value) and value >= 1):  # type: ignore[operator]
+        raise ConfigError(f"{name}={value!r} must be None (decide) or an int of at least 1")
+
+
+def _power_of_two(name: str, value: object) -> None:
+    if value is not None and not (_is_int(value) and 8 <= value <= 1024 and value & (value - 1) == 0):  # type: ignore[operator]
+        raise ConfigError(
+            f"{name}={value!r} must be None (decide) or a power of two from 8 to 1024"
+        )

@@ -1,0 +1,204 @@
+"""HOST. What was decided for a device: every axis length of every program, once, by arithmetic.
+
+Knows the ask (`EngineConfig`), the model and the free bytes; touches no device.
+"""
+
+from dataclasses import dataclass
+
+from jaxinfer.config.engine_config import EngineConfig
+from jaxinfer.config.model_config import ModelConfig
+from jaxinfer.errors import CapacityError, ConfigError
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+HEAD_ROWS = 32  # rows that `head_step` turns into logits at once
+# Pages are committed when the engine starts. On a CPU the default pool stops here, however much
+# memory is free, so that a small model does not take a whole workstation; ask for more with
+# num_gpu_blocks_override.
+CPU_POOL_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What planning needs to know of a device. platform: "cpu" or "gpu"; free_bytes: before load."""
+
+    platform: str
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """Every axis length that a compiled program has, beside those of the model.
+
+    num_slots (B), page_tokens (S), pages_per_row (N), chunk_tokens (T), prefill_rows (the values of
+    R), decode_widths (slots a decode program covers, ascending; the last is B). A cache group is
+    the layers that keep the same tokens: `group_windows` (0 is full attention) and `num_pages` (P,
+    null page included) have one entry a group, `layer_groups` one a layer.
+    """
+
+    max_model_len: int
+    num_slots: int
+    page_tokens: int
+    pages_per_row: int
+    chunk_tokens: int
+    prefill_rows: tuple[int, ...]
+    decode_widths: tuple[int, ...]
+    head_rows: int
+    group_windows: tuple[int, ...]
+    layer_groups: tuple[int, ...]
+    num_pages: tuple[int, ...]
+    weight_dtype: str
+    activation_dtype: str
+    kv_dtype: str
+    attention_kernel: str
+
+    @property
+    def max_prefill_tokens(self) -> int:
+        """Tokens of the largest prefill step."""
+        return self.chunk_tokens * self.prefill_rows[-1]
+
+
+def plan_geometry(ask: EngineConfig, model: ModelConfig, device: Device) -> Geometry:
+    """Decides the geometry.
+
+    Raises:
+        ConfigError: settings that contradict each other or the model.
+        CapacityError: the weights, or one request of max_model_len, do not fit.
+    """
+    max_len = _max_model_len(ask, model)
+    page = ask.block_size or (64 if device.platform == "cpu" else 128)
+    chunk = ask.prefill_chunk_tokens or (64 if device.platform == "cpu" else 128)
+    slots = max(2, ask.max_num_seqs or (32 if device.platform == "cpu" else 64))
+    windows = tuple(sorted(set(model.windows)))
+    weight, activation, kv = _dtypes(ask, device)
+    rows = _prefill_rows(ask, chunk)
+    needs = tuple(
+        pages_needed(max_len, page, window, chunk * rows[-1]) for window in windows
+    )
+    groups = tuple(windows.index(window) for window in model.windows)
+    budget = _pool_budget(ask, device, weights_bytes(model, weight))
+    return Geometry(
+        max_model_len=max_len,
+        num_slots=slots,
+        page_tokens=page,
+        pages_per_row=-(-max_len // page),
+        chunk_tokens=chunk,
+        prefill_rows=rows,
+        decode_widths=_decode_widths(slots, device),
+        head_rows=HEAD_ROWS,
+        group_windows=windows,
+        layer_groups=groups,
+        num_pages=_num_pages(ask, needs, slots, budget, _group_page_bytes(model, page, kv)),
+        weight_dtype=weight,
+        activation_dtype=activation,
+        kv_dtype=kv,
+        attention_kernel=ask.kernels,
+    )
+
+
+def pages_needed(tokens: int, page_tokens: int, window: int, step_tokens: int) -> int:
+    """The most pages that a request of `tokens` tokens holds at once in a cache group.
+
+    Under a window only the pages that the next step reads or writes are kept: the window before it,
+    the step's own tokens, and one page that they may straddle.
+    """
+    full = -(-tokens // page_tokens)
+    if not window:
+        return full
+    return min(full, -(-(window + step_tokens) // page_tokens) + 1)
+
+
+def weights_bytes(model: ModelConfig, weight_dtype: str) -> int:
+    """Bytes of the matrices and embeddings (norms and biases are too small to matter here)."""
+    attention = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim * model.hidden_size
+    mlp = 3 * model.mlp_size * model.hidden_size
+    outer = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
+    return (model.num_layers * (attention + mlp) + outer) * DTYPE_BYTES[weight_dtype]
+
+
+def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
+    """Bytes that one token keeps in one layer: a key and a value a kv head."""
+    return 2 * model.num_kv_heads * model.head_dim * DTYPE_BYTES[kv_dtype]
+
+
+def cache_bytes(model: ModelConfig, geometry: Geometry) -> int:
+    """Bytes of the whole page pool."""
+    page_bytes = _group_page_bytes(model, geometry.page_tokens, geometry.kv_dtype)
+    return sum(count * size for count, size in zip(geometry.num_pages, page_bytes, strict=True))
+
+
+def _max_model_len(ask: EngineConfig, model: ModelConfig) -> int:
+    if ask.max_model_len is None:
+        return min(model.max_position, 8192)
+    if ask.max_model_len > model.max_position:
+        raise ConfigError(
+            f"max_model_len={ask.max_model_len} is more than the model's {model.max_position} "
+            "positions; choose a smaller one"
+        )
+    return ask.max_model_len
+
+
+def _dtypes(ask: EngineConfig, device: Device) -> tuple[str, str, str]:
+    """(weights, activations, pages). A CPU computes in float32 faster than in bfloat16."""
+    on_cpu = device.platform == "cpu"
+    weight = "bfloat16" if ask.dtype == "auto" else ask.dtype
+    activation = "float32" if on_cpu or weight == "float32" else "bfloat16"
+    kv = activation if ask.kv_cache_dtype == "auto" else ask.kv_cache_dtype
+    return weight, activation, kv
+
+
+def _prefill_rows(ask: EngineConfig, chunk: int) -> tuple[int, ...]:
+    if ask.max_num_batched_tokens is None:
+        return (1, 4)
+    if ask.max_num_batched_tokens < chunk:
+        raise ConfigError(
+            f"max_num_batched_tokens={ask.max_num_batched_tokens} is less than one chunk of "
+            f"{chunk} tokens; raise it or lower prefill_chunk_tokens"
+        )
+    return tuple(sorted({1, ask.max_num_batched_tokens // chunk}))
+
+
+def _decode_widths(slots: int, device: Device) -> tuple[int, ...]:
+    """Decode programs. On a CPU a step costs its rows, so few requests get a narrow one."""
+    if device.platform != "cpu":
+        return (slots,)
+    return tuple(width for width in (2, 8, 32) if width < slots) + (slots,)
+
+
+def _group_page_bytes(model: ModelConfig, page: int, kv_dtype: str) -> tuple[int, ...]:
+    token = kv_token_bytes(model, kv_dtype)
+    windows = sorted(set(model.windows))
+    return tuple(model.windows.count(window) * page * token for window in windows)
+
+
+def _pool_budget(ask: EngineConfig, device: Device, weights: int) -> int:
+    budget = int(device.free_bytes * ask.gpu_memory_utilization) - weights
+    if budget <= 0:
+        raise CapacityError(
+            f"the weights need {weights:,} bytes, {ask.gpu_memory_utilization:.0%} of the free "
+            f"{device.free_bytes:,} bytes are there (gpu_memory_utilization); "
+            "use a smaller model or free memory"
+        )
+    return min(budget, CPU_POOL_BYTES) if device.platform == "cpu" else budget
+
+
+def _num_pages(
+    ask: EngineConfig,
+    needs: tuple[int, ...],
+    slots: int,
+    budget: int,
+    page_bytes: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Pages a group (null page included): all slots at full length, or their share of the budget."""
+    if ask.num_gpu_blocks_override is not None:
+        return tuple(min(ask.num_gpu_blocks_override, need * slots) + 1 for need in needs)
+    wanted = sum(need * slots * size for need, size in zip(needs, page_bytes, strict=True))
+    share = min(1.0, budget / wanted)
+    counts = tuple(int(need * slots * share) for need in needs)
+    for count, need in zip(counts, needs, strict=True):
+        if count < need:
+            one = sum(n * size for n, size in zip(needs, page_bytes, strict=True))
+            raise CapacityError(
+                f"the KV cache may take {budget:,} bytes, one request of full length needs "
+                f"{one:,}; lower max_model_len, or set num_gpu_blocks_override to use more memory"
+            )
+    return tuple(count + 1 for count in counts)

@@ -1,0 +1,72 @@
+"""HOST. What the checkpoint says: one frozen, hashable record for every architecture.
+
+Does not know files or formats (`checkpoint/` fills it) nor what was decided for a device
+(`geometry.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxinfer.config.rope_config import RopeConfig
+from jaxinfer.errors import CheckpointError
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The shape and constants of a decoder-only transformer.
+
+    Axis letters: E hidden_size, L num_layers, H num_heads, K num_kv_heads, D head_dim, F mlp_size,
+    V vocab_size. `windows[i]` is layer i's sliding window in tokens (the token itself included),
+    0 for full attention; `layer_ropes[i]` is its index into `ropes`. A softcap of 0 is off.
+    """
+
+    architecture: str  # a name in models/registry.py
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_size: int
+    max_position: int
+    norm_eps: float
+    windows: tuple[int, ...]
+    ropes: tuple[RopeConfig, ...]
+    layer_ropes: tuple[int, ...]
+    attention_scale: float
+    activation: Activation = "silu"
+    tie_embeddings: bool = False
+    attention_bias: bool = False  # on q, k and v
+    attention_out_bias: bool = False  # on o
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    embedding_scale: float = 1.0
+    attention_softcap: float = 0.0
+    final_softcap: float = 0.0
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        positive = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads")
+        for name in (*positive, "head_dim", "mlp_size", "max_position"):
+            if getattr(self, name) < 1:
+                raise CheckpointError(
+                    f"{name}={getattr(self, name)} must be at least 1; mend the config"
+                )
+        if self.num_heads % self.num_kv_heads:
+            raise CheckpointError(
+                f"num_heads={self.num_heads} must be a multiple of num_kv_heads="
+                f"{self.num_kv_heads}; mend the config"
+            )
+        if self.head_dim % 2:
+            raise CheckpointError(
+                f"head_dim={self.head_dim} must be even: rotary embeddings turn pairs"
+            )
+        for name in ("windows", "layer_ropes"):
+            if len(getattr(self, name)) != self.num_layers:
+                raise CheckpointError(
+                    f"{name} has {len(getattr(self, name))} entries for {self.num_layers} layers; "
+                    "mend the per-layer lists of the config"
+                )

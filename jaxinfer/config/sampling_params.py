@@ -1,0 +1,108 @@
+"""HOST. How one request wants its tokens drawn; names, defaults and rules as vLLM users know them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jaxinfer.errors import ConfigError
+
+MAX_TEMPERATURE = 2.0
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling parameters of one request.
+
+    n: completions a prompt; more than one needs a temperature above 0.
+    temperature: 0 is greedy and ignores top_k, top_p and min_p.
+    top_p: in (0, 1]. top_k: 0 or -1 is off. min_p: in [0, 1], relative to the likeliest token.
+    seed: None draws one from the engine's; the one used is reported.
+    stop: strings that end the text and are cut from it. stop_token_ids: ids that end it.
+    max_tokens: at least 1, or None for as many as max_model_len leaves.
+    logprobs: None, or how many best tokens to report beside the sampled one (at most 20).
+
+    Raises:
+        ConfigError: a value outside its rule (it is a ValueError too).
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    stop_strings: tuple[str, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop_strings", stops)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        self._check_drawing()
+        self._check_ending()
+
+    def _check_drawing(self) -> None:
+        _require(_is_int(self.n) and self.n >= 1, "n", self.n, "an int of at least 1")
+        _require(
+            _is_real(self.temperature) and 0 <= self.temperature <= MAX_TEMPERATURE,
+            "temperature",
+            self.temperature,
+            f"in [0, {MAX_TEMPERATURE}]",
+        )
+        _require(
+            self.n == 1 or self.temperature > 0, "n", self.n, "1 where temperature is 0 (greedy)"
+        )
+        _require(_is_real(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        _require(_is_int(self.top_k) and self.top_k >= -1, "top_k", self.top_k, "an int, -1 or up")
+        _require(_is_real(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
+        _require(
+            self.seed is None or (_is_int(self.seed) and 0 <= self.seed < 2**63),
+            "seed",
+            self.seed,
+            "None or an int in [0, 2**63)",
+        )
+
+    def _check_ending(self) -> None:
+        for text in self.stop_strings:
+            _require(isinstance(text, str) and text != "", "stop", text, "non-empty strings")
+        for token in self.stop_token_ids:
+            _require(_is_int(token) and token >= 0, "stop_token_ids", token, "ids of 0 or more")
+        _require(
+            self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1),
+            "max_tokens",
+            self.max_tokens,
+            "an int of at least 1, or None (up to max_model_len)",
+        )
+        _require(
+            self.logprobs is None or (_is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS),
+            "logprobs",
+            self.logprobs,
+            f"None or an int in [0, {MAX_LOGPROBS}]",
+        )
+        _require(
+            self.detokenize or not self.stop_strings,
+            "detokenize",
+            self.detokenize,
+            "True where stop strings are given: they are looked for in the text",
+        )
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _require(holds: bool, name: str, value: object, rule: str) -> None:
+    if not holds:
+        raise ConfigError(f"SamplingParams.{name}={value!r}: must be {rule}; pass another value")

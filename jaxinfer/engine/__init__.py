@@ -1,0 +1,1 @@
+"""JOINT. Assembly, the loop, outputs and metrics."""

@@ -1,0 +1,162 @@
+"""JOINT. The only place that assembles an engine; "auto" settings are resolved and logged here."""
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from jaxinfer.checkpoint.load import abstract_params, load_params
+from jaxinfer.config.engine_config import EngineConfig
+from jaxinfer.config.geometry import Device, Geometry, cache_bytes, plan_geometry
+from jaxinfer.engine.engine import Engine
+from jaxinfer.engine.memory_plan import MemoryPlan
+from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.errors import CapacityError
+from jaxinfer.runner.compile import CompileLog, counted_compiles, use_compilation_cache
+from jaxinfer.runner.runner import Programs, Runner, compile_programs
+from jaxinfer.scheduler.scheduler import Scheduler
+from jaxinfer.text.gguf_tokenizer import tokenizer_from_gguf
+from jaxinfer.text.tokenizer import Tokenizer, tokenizer_from_folder
+
+_log = logging.getLogger("jaxinfer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """An engine and what was decided and measured on the way."""
+
+    engine: Engine
+    checkpoint: Checkpoint
+    geometry: Geometry
+    memory: MemoryPlan
+    compiles: CompileLog
+
+
+def build_engine(
+    model: str | Path,
+    ask: EngineConfig,
+    *,
+    tokenizer: str | Path | Tokenizer | None = None,
+    compiles: CompileLog | None = None,
+    show_progress: bool = True,
+) -> Built:
+    """Opens a checkpoint, plans, compiles, loads.
+
+    Args:
+        model: folder, GGUF file, hub id or demo name.
+        ask: the settings.
+        tokenizer: another folder's or an object, in place of the checkpoint's own.
+        compiles: counts the compiles; by default a new log that listens only while building.
+        show_progress: bars for download and load.
+
+    Raises:
+        JaxInferError: anything that is wrong with the checkpoint, the settings or the memory; what
+            was placed on the device by then is freed.
+    """
+    compiles = compiles or CompileLog()
+    use_compilation_cache(_cache_folder(ask.compilation_cache_dir))
+    checkpoint = open_checkpoint(model, show_progress=show_progress)
+    device = _device()
+    geometry = plan_geometry(ask, checkpoint.config, device)
+    text = _tokenizer(checkpoint, tokenizer)
+    shapes = abstract_params(checkpoint.config, checkpoint.architecture, geometry.weight_dtype)
+    with counted_compiles(compiles):
+        programs = compile_programs(shapes, checkpoint.config, geometry)
+    memory = _memory_plan(shapes, programs, checkpoint, geometry, device)
+    for line in memory.lines():
+        _log.info(line)
+    start = time.perf_counter()
+    params = load_params(
+        checkpoint, weight_dtype=geometry.weight_dtype, show_progress=show_progress
+    )
+    seconds = time.perf_counter() - start
+    engine = Engine(
+        config=checkpoint.config,
+        runner=Runner(params, programs, geometry),
+        scheduler=Scheduler(geometry),
+        tokenizer=text,
+        eos_token_ids=_eos_ids(checkpoint, text),
+        seed=secrets.randbits(63) if ask.seed is None else ask.seed,
+        metrics=EngineMetrics(model_load_seconds=seconds, num_programs=len(programs.named())),
+    )
+    return Built(
+        engine=engine, checkpoint=checkpoint, geometry=geometry, memory=memory, compiles=compiles
+    )
+
+
+def _device() -> Device:
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return Device(platform="cpu", free_bytes=_free_host_bytes())
+    stats = device.memory_stats() or {}
+    return Device(
+        platform="gpu", free_bytes=stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
+    )
+
+
+def _free_host_bytes() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux: half of what is installed is a safe guess
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _cache_folder(setting: str | None) -> Path | None:
+    if setting != "auto":
+        return Path(setting) if setting else None
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "jaxinfer" / "programs"
+
+
+def _tokenizer(checkpoint: Checkpoint, other: str | Path | Tokenizer | None) -> Tokenizer | None:
+    if isinstance(other, Tokenizer):
+        return other
+    if other is not None:
+        return tokenizer_from_folder(Path(other))
+    if checkpoint.gguf_metadata is not None:
+        return tokenizer_from_gguf(checkpoint.gguf_metadata)
+    return tokenizer_from_folder(checkpoint.folder) if checkpoint.folder else None
+
+
+def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The union of what config, generation_config (already in the config's) and tokenizer say."""
+    ids = checkpoint.config.eos_token_ids + (tokenizer.eos_token_ids if tokenizer else ())
+    return tuple(dict.fromkeys(ids))
+
+
+def _memory_plan(
+    shapes: Any,
+    programs: Programs,
+    checkpoint: Checkpoint,
+    geometry: Geometry,
+    device: Device,
+) -> MemoryPlan:
+    weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    named: Mapping[str, Any] = programs.named()
+    plan = MemoryPlan(
+        weights_bytes=weights,
+        kv_cache_bytes=cache_bytes(checkpoint.config, geometry),
+        temporary_bytes=max(p.memory_analysis().temp_size_in_bytes for p in named.values()),
+        free_bytes=device.free_bytes,
+        num_programs=len(named),
+        num_slots=geometry.num_slots,
+        max_model_len=geometry.max_model_len,
+        cached_tokens=(geometry.num_pages[0] - 1) * geometry.page_tokens,
+    )
+    if plan.needed_bytes > device.free_bytes:
+        raise CapacityError(
+            f"the engine needs {plan.needed_bytes:,} bytes ({'; '.join(plan.lines())}), "
+            f"{device.free_bytes:,} are free; lower max_num_seqs, max_model_len or "
+            "num_gpu_blocks_override"
+        )
+    return plan

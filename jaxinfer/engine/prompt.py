@@ -1,0 +1,78 @@
+"""HOST. What a user may give as a prompt, checked and turned into token ids."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxinfer.errors import RequestError
+from jaxinfer.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPrompt:
+    """A checked prompt; text is None where ids were given."""
+
+    text: str | None
+    token_ids: list[int]
+
+
+def read_prompt(
+    prompt: Any, tokenizer: Tokenizer | None, *, vocab_size: int, max_model_len: int
+) -> TokenPrompt:
+    """Text, ids, `{"prompt": …}` or `{"prompt_token_ids": …}` as token ids.
+
+    Raises:
+        RequestError: another type, no tokens, an id outside the vocabulary, or too long.
+    """
+    text, token_ids = _split(prompt)
+    if text is not None:
+        if tokenizer is None:
+            raise RequestError(
+                f"prompt={text[:40]!r}: the checkpoint has no tokenizer; pass token ids"
+            )
+        token_ids = tokenizer.encode(text)
+        if not token_ids and tokenizer.bos_token_id is not None:
+            token_ids = [tokenizer.bos_token_id]
+    _check_ids(token_ids, vocab_size)
+    if len(token_ids) > max_model_len:
+        raise RequestError(
+            f"the prompt has {len(token_ids)} tokens, max_model_len allows {max_model_len}; "
+            "shorten it or raise max_model_len"
+        )
+    return TokenPrompt(text=text, token_ids=token_ids)
+
+
+def _split(prompt: Any) -> tuple[str | None, list[int]]:
+    if isinstance(prompt, Mapping):
+        keys = set(prompt)
+        if keys not in ({"prompt"}, {"prompt_token_ids"}):
+            raise RequestError(
+                f"a prompt mapping has keys {sorted(map(str, keys))}, it must have exactly one of "
+                "'prompt' and 'prompt_token_ids'"
+            )
+        prompt = next(iter(prompt.values()))
+    if isinstance(prompt, str):
+        return prompt, []
+    if isinstance(prompt, Sequence) or hasattr(prompt, "tolist"):
+        return None, list(prompt.tolist() if hasattr(prompt, "tolist") else prompt)  # type: ignore[union-attr]
+    raise RequestError(
+        f"prompt={prompt!r} is a {type(prompt).__name__}; pass a str, a list of token ids, "
+        "{'prompt': str} or {'prompt_token_ids': list}"
+    )
+
+
+def _check_ids(token_ids: list[int], vocab_size: int) -> None:
+    if not token_ids:
+        raise RequestError("the prompt has no tokens; pass at least one character or token id")
+    for place, token in enumerate(token_ids):
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise RequestError(
+                f"prompt_token_ids[{place}]={token!r} is a {type(token).__name__}, must be an int"
+            )
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"prompt_token_ids[{place}]={token} is outside the vocabulary of {vocab_size} "
+                f"tokens; ids go from 0 to {vocab_size - 1}"
+            )

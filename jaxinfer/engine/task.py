@@ -1,0 +1,161 @@
+"""HOST. One prompt under way: its n requests, their text, and the output made of them."""
+
+from dataclasses import dataclass, field
+
+from jaxinfer.config.sampling_params import SamplingParams
+from jaxinfer.engine.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    StreamDelta,
+)
+from jaxinfer.scheduler.request import Request, TokenLogprobs
+from jaxinfer.text.detokenize import IncrementalDetokenizer
+from jaxinfer.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True, kw_only=True)
+class Completion:
+    """A request of the scheduler and the text of its tokens; no detokenizer where none is wanted."""
+
+    request: Request
+    detokenizer: IncrementalDetokenizer | None
+    num_shown: int = 0  # tokens already in a delta
+
+    def advance(self) -> str:
+        """Takes in the last token: new text; a stop string sets the request's finish reason."""
+        request = self.request
+        if self.detokenizer is None or request.finish_reason == "error":
+            return ""
+        text = ""
+        ended_by_token = request.finish_reason == "stop"
+        if not ended_by_token or request.params.include_stop_str_in_output:
+            delta = self.detokenizer.push(request.output_ids[-1])
+            text = delta.text
+            if delta.stopped and not ended_by_token:
+                request.finish_reason, request.stop_reason = "stop", delta.stop_reason
+        if request.is_finished:
+            text += self.detokenizer.finish().text
+        return text
+
+
+@dataclass(slots=True, kw_only=True)
+class Task:
+    """A prompt and its completions, or the error that refused it."""
+
+    request_id: str
+    prompt: str | None
+    prompt_ids: list[int]
+    params: SamplingParams
+    arrival_s: float
+    completions: list[Completion] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """True once every completion has its finish reason."""
+        return all(completion.request.is_finished for completion in self.completions)
+
+    def delta(self, completion: Completion, text: str) -> StreamDelta:
+        """What is new in a completion since its last delta."""
+        request = completion.request
+        new = request.output_ids[completion.num_shown :]
+        completion.num_shown = len(request.output_ids)
+        return StreamDelta(
+            request_id=self.request_id,
+            index=request.sample_index,
+            text=text,
+            token_ids=new,
+            finish_reason=request.finish_reason,
+            error=request.error,
+        )
+
+    def output(self, tokenizer: Tokenizer | None) -> RequestOutput:
+        """The output as it stands."""
+        errors = [c.request.error for c in self.completions if c.request.error]
+        outputs = [_completion_output(c, tokenizer) for c in self.completions]
+        if self.error is not None:
+            outputs = [_refused_output()]
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_ids,
+            outputs=outputs,
+            finished=self.is_finished,
+            metrics=_metrics(self),
+            error=self.error or next(iter(errors), None),
+        )
+
+
+def _refused_output() -> CompletionOutput:
+    return CompletionOutput(
+        index=0,
+        text="",
+        token_ids=[],
+        cumulative_logprob=None,
+        logprobs=None,
+        finish_reason="error",
+        stop_reason=None,
+        seed=0,
+    )
+
+
+def _completion_output(completion: Completion, tokenizer: Tokenizer | None) -> CompletionOutput:
+    request, logprobs, total = completion.request, None, None
+    if request.params.logprobs is not None:
+        logprobs = [_logprob_entry(entry, tokenizer) for entry in request.logprobs]
+        total = sum(entry.logprob for entry in request.logprobs)
+    return CompletionOutput(
+        index=request.sample_index,
+        text=completion.detokenizer.text if completion.detokenizer else "",
+        token_ids=list(request.output_ids),
+        cumulative_logprob=total,
+        logprobs=logprobs,
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        seed=request.seed,
+    )
+
+
+def _logprob_entry(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    def text(token: int) -> str:
+        return tokenizer.decode([token], skip_special_tokens=False) if tokenizer else ""
+
+    listed = {
+        token: Logprob(logprob=value, rank=rank, decoded_token=text(token))
+        for rank, (token, value) in enumerate(entry.best, 1)
+    }
+    if entry.token_id not in listed:
+        listed[entry.token_id] = Logprob(
+            logprob=entry.logprob, rank=None, decoded_token=text(entry.token_id)
+        )
+    return listed
+
+
+def _metrics(task: Task) -> RequestMetrics:
+    requests = [completion.request for completion in task.completions]
+    first = _earliest(request.first_token_s for request in requests)
+    admitted = _earliest(request.admitted_s for request in requests)
+    ended = [r.finished_s for r in requests if r.finished_s is not None]
+    end = max(ended) if requests and len(ended) == len(requests) else None
+    longest = max((len(request.output_ids) for request in requests), default=0)
+    per_token = None
+    if end is not None and first is not None and longest > 1:
+        per_token = (end - first) / (longest - 1)
+    return RequestMetrics(
+        time_to_first_token_s=_since(task.arrival_s, first),
+        time_per_output_token_s=per_token,
+        e2e_latency_s=_since(task.arrival_s, end),
+        queue_time_s=_since(task.arrival_s, admitted),
+        num_prompt_tokens=len(task.prompt_ids),
+        num_generation_tokens=sum(len(request.output_ids) for request in requests),
+    )
+
+
+def _earliest(times) -> float | None:
+    return min((time for time in times if time is not None), default=None)
+
+
+def _since(start: float, time: float | None) -> float | None:
+    return None if time is None else time - start

@@ -1,0 +1,148 @@
+"""JOINT. The command line: parses, calls one function beside it, shows an error as one message.
+
+Knows no model and imports no jax until a command needs it.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from jaxinfer.errors import JaxInferError
+from jaxinfer.jobs import session
+from jaxinfer.jobs.options import (
+    ENGINE_OPTIONS,
+    SAMPLING_OPTIONS,
+    make_sampling_params,
+    with_options,
+)
+
+CHAT_MAX_TOKENS = 512
+ROW_ERRORS_EXIT = 2
+
+Model = Annotated[str, typer.Argument(help="Demo name, folder, .gguf file or hub id.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+class Commands(TyperGroup):
+    """The group of commands: an error that jaxinfer raises on purpose ends as one message."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except JaxInferError as error:
+            if ctx.params.get("traceback"):
+                raise
+            console = Console(stderr=True)
+            console.print("error: ", style="bold red", end="")
+            console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Run language models compiled by JAX/XLA.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from jaxinfer import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_every_command(
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show where an error was raised.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@with_options(sampling=SAMPLING_OPTIONS, engine=ENGINE_OPTIONS)
+def generate(
+    model: Model,
+    sampling: dict[str, Any],
+    engine: dict[str, Any],
+    prompt: Annotated[list[str] | None, typer.Option(help="A prompt (may be repeated).")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="A file, one prompt a line.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Complete prompts. Exits with 2 where single requests ended with an error."""
+    from jaxinfer.jobs.generate import gather_prompts, print_outputs
+
+    prompts = gather_prompts(prompt or [], prompt_file)
+    params = make_sampling_params(sampling)
+    with session.open_llm(model, **engine) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=len(prompts) > 1 and not as_json)
+    if print_outputs(outputs, as_json=as_json, console=Console(highlight=False)):
+        raise typer.Exit(ROW_ERRORS_EXIT)
+
+
+@app.command()
+@with_options(sampling=SAMPLING_OPTIONS, engine=ENGINE_OPTIONS)
+def chat(
+    model: Model,
+    sampling: dict[str, Any],
+    engine: dict[str, Any],
+    message: Annotated[str | None, typer.Option(help="Answer this and end.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+) -> None:
+    """Talk with a chat model; the answer is printed as it is generated."""
+    from jaxinfer.jobs.chat import answer, converse, start_messages
+
+    params = make_sampling_params(sampling, max_tokens=CHAT_MAX_TOKENS)
+    console = Console(highlight=False)
+    with session.open_llm(model, **{"max_num_seqs": 1, **engine}) as llm:
+        if message is not None:
+            asked = [*start_messages(system), {"role": "user", "content": message}]
+            answer(llm, asked, params, console)
+        else:
+            converse(llm, system, params, console, lambda: console.input("[bold]> [/bold]"))
+
+
+@app.command()
+@with_options(engine=ENGINE_OPTIONS)
+def info(model: Model, engine: dict[str, Any], as_json: AsJson = False) -> None:
+    """Show what a checkpoint holds and what would run, without loading its weights."""
+    from jaxinfer.jobs.info import describe_model, print_info
+
+    print_info(describe_model(model, **engine), as_json=as_json, console=Console(highlight=False))
+
+
+@app.command()
+@with_options(engine=ENGINE_OPTIONS)
+def demo(
+    engine: dict[str, Any],
+    model: Annotated[str, typer.Option(help="A chat model.")] = "smollm2-135m",
+) -> None:
+    """Fetch the demo model and answer eight prompts through continuous batching."""
+    from jaxinfer.jobs.demo import print_demo, run_demo
+
+    console = Console(highlight=False)
+    console.print(f"Loading {model} (fetched once, then cached)")
+    with session.open_llm(model, **{"max_num_seqs": 8, **engine}) as llm:
+        run = run_demo(llm)
+    print_demo(run, console)
+
+
+def main() -> None:
+    """Entry point of the `jaxinfer` console script."""
+    app(prog_name="jaxinfer")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""JOINT. `jaxinfer info`: what a checkpoint holds and what would run, without loading weights.
+
+Reads headers and config only; the plan is the one that the engine would make here and now.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jaxinfer.config.engine_config import engine_config
+from jaxinfer.config.geometry import (
+    Device,
+    Geometry,
+    cache_bytes,
+    kv_token_bytes,
+    plan_geometry,
+    weights_bytes,
+)
+from jaxinfer.config.model_config import ModelConfig
+from jaxinfer.errors import CapacityError
+
+if TYPE_CHECKING:
+    from jaxinfer.checkpoint.checkpoint import Checkpoint
+
+Section = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """checkpoint, model, plan: named facts. obstacle: why nothing would run here, else None."""
+
+    checkpoint: Section
+    model: Section
+    plan: Section
+    obstacle: str | None
+
+
+def describe_model(model: str, **engine_options: Any) -> ModelInfo:
+    """Facts about the checkpoint `model` and the plan for this device.
+
+    Args:
+        model: demo name, folder, GGUF file or hub id.
+        engine_options: as for `LLM`; they change the plan.
+
+    Raises:
+        CheckpointError, UnsupportedError: the checkpoint cannot be read or run.
+        ConfigError: an option that is unknown or does not fit the model.
+    """
+    ask = engine_config(**engine_options)
+    from jaxinfer.checkpoint.checkpoint import open_checkpoint
+    from jaxinfer.engine.build import _device as find_device
+
+    checkpoint = open_checkpoint(model)
+    device, plan, obstacle = find_device(), {}, None
+    try:
+        plan = describe_plan(checkpoint.config, plan_geometry(ask, checkpoint.config, device))
+    except CapacityError as error:
+        obstacle = str(error)
+    return ModelInfo(
+        checkpoint=describe_checkpoint(checkpoint),
+        model=describe_config(checkpoint.config),
+        plan=describe_device(device) | plan,
+        obstacle=obstacle,
+    )
+
+
+def describe_checkpoint(checkpoint: "Checkpoint") -> Section:
+    return {
+        "path": str(checkpoint.path),
+        "format": {"hf": "Hugging Face folder", "gguf": "GGUF"}[checkpoint.kind],
+        "files": len(checkpoint.tensors.files),
+        "file_bytes": checkpoint.file_bytes,
+        "tensors": len(checkpoint.tensors.infos),
+        "quantization": checkpoint.quantization,
+        "parameters": checkpoint.num_parameters,
+    }
+
+
+def describe_config(config: ModelConfig) -> Section:
+    windows = sorted(set(config.windows) - {0})
+    return {
+        "architecture": config.architecture,
+        "context_tokens": config.max_position,
+        "layers": config.num_layers,
+        "width": config.hidden_size,
+        "query_heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_size": config.head_dim,
+        "mlp_width": config.mlp_size,
+        "vocabulary": config.vocab_size,
+        "tied_embeddings": config.tie_embeddings,
+        "rope": ", ".join(
+            f"theta {rope.theta:g}" + ("" if rope.scaling == "none" else f" {rope.scaling}")
+            for rope in config.ropes
+        ),
+        "window_layers": sum(window > 0 for window in config.windows),
+        "window_tokens": ", ".join(map(str, windows)) or None,
+    }
+
+
+def describe_device(device: Device) -> Section:
+    return {"platform": device.platform, "free_bytes": device.free_bytes}
+
+
+def describe_plan(config: ModelConfig, geometry: Geometry) -> Section:
+    """What an engine would be made of; the KV cache grows by kv_bytes_a_token."""
+    token = kv_token_bytes(config, geometry.kv_dtype) * config.num_layers
+    return {
+        "weight_dtype": geometry.weight_dtype,
+        "activation_dtype": geometry.activation_dtype,
+        "kv_dtype": geometry.kv_dtype,
+        "attention": attention_implementation(geometry.attention_kernel),
+        "weight_bytes": weights_bytes(config, geometry.weight_dtype),
+        "kv_bytes_a_token": token,
+        "kv_cache_bytes": cache_bytes(config, geometry),
+        "max_model_len": geometry.max_model_len,
+        "slots": geometry.num_slots,
+        "page_tokens": geometry.page_tokens,
+        "pages": ", ".join(
+            f"{pages} ({f'window {window}' if window else 'full attention'})"
+            for pages, window in zip(geometry.num_pages, geometry.group_windows, strict=True)
+        ),
+        "prefill_chunk_tokens": geometry.chunk_tokens,
+        "prefill_rows": ", ".join(map(str, geometry.prefill_rows)),
+        "decode_widths": ", ".join(map(str, geometry.decode_widths)),
+    }
+
+
+def attention_implementation(wanted: str) -> str:
+    """The name of the implementation that `wanted` ("auto", …) stands for here."""
+    from pallas_kernels.dispatch import pick
+    from pallas_kernels.paged_attention.api import IMPLEMENTATIONS
+
+    chosen = pick("paged_attention", IMPLEMENTATIONS, wanted)
+    return next(name for name, run in IMPLEMENTATIONS.items() if run is chosen)
+
+
+def print_info(info: ModelInfo, *, as_json: bool, console: Console) -> None:
+    sections = {"checkpoint": info.checkpoint, "model": info.model, "would_run": info.plan}
+    if as_json:
+        whole = {**sections, "obstacle": info.obstacle}
+        console.file.write(json.dumps(whole, ensure_ascii=False) + "\n")
+        return
+    for title, section in sections.items():
+        console.print(section_table(title.replace("_", " "), section))
+    if info.obstacle is not None:
+        console.print(f"cannot run here: {info.obstacle}", style="red", markup=False)
+
+
+def section_table(title: str, section: Section) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in section.items():
+        if value is not None:
+            table.add_row(name.replace("_", " "), format_value(name, value))
+    return table
+
+
+def format_value(name: str, value: Any) -> str:
+    """Example: ("file_bytes", 98362432) → "98,362,432 (93.8 MiB)"."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and (name.endswith("_bytes") or "_bytes_" in name):
+        return f"{value:,} ({_in_units(value)})"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _in_units(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.3g} GiB"

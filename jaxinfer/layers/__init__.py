@@ -1,0 +1,1 @@
+"""DEV. Building blocks of models: pure functions on arrays and weight records."""

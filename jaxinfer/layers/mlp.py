@@ -1,0 +1,32 @@
+"""DEV. The gated mlp."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.config.model_config import Activation
+from jaxinfer.layers.linear import linear
+
+
+def gated_mlp(x: jax.Array, weights: dict, activation: Activation) -> jax.Array:
+    """down(activation(gate(x)) · up(x)).
+
+    Args:
+        x: [..., E].
+        weights: records `gate`, `up` [F, E] and `down` [E, F].
+        activation: the gate's nonlinearity.
+
+    Returns:
+        [..., E] f32.
+
+    Source: Shazeer 2020, "GLU variants improve transformer", equation 6.
+    """
+    with jax.named_scope("mlp"):
+        gate = activate(linear(x, weights["gate"]), activation)
+        return linear((gate * linear(x, weights["up"])).astype(x.dtype), weights["down"])
+
+
+def activate(x: jax.Array, activation: Activation) -> jax.Array:
+    """The nonlinearity, element by element, in x's dtype."""
+    if activation == "silu":
+        return x * jax.nn.sigmoid(x)
+    return jax.nn.gelu(x, approximate=True)

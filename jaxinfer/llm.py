@@ -1,0 +1,336 @@
+"""JOINT. `LLM`: the offline API, with the names that vLLM's users know.
+
+Knows prompts and outputs; what a step is, the engine knows.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from tqdm import tqdm
+
+from jaxinfer.config.engine_config import engine_config
+from jaxinfer.config.sampling_params import SamplingParams
+from jaxinfer.engine.build import build_engine
+from jaxinfer.engine.outputs import RequestOutput, StreamDelta
+from jaxinfer.engine.prompt import read_prompt
+from jaxinfer.engine.task import Task
+from jaxinfer.engine.teacher import forced_logits
+from jaxinfer.errors import ConfigError, JaxInferError, RequestError
+from jaxinfer.runner.compile import CompileLog, counted_compiles
+from jaxinfer.text.chat import render_chat
+from jaxinfer.text.template_files import choose_template
+from jaxinfer.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model ready to generate. A context manager; `close` gives the memory back.
+
+    Args:
+        model: a Hugging Face folder, a `.gguf` file, a hub id, or a demo name ("smollm2-135m",
+            "gemma3-270m").
+        tokenizer: a folder or a `Tokenizer` in place of the checkpoint's own.
+        show_progress: bars for download and load.
+        options: fields of `EngineConfig`.
+
+    Raises:
+        ConfigError: an option that is unknown or wrong. UnsupportedError: known, but not built.
+        CheckpointError: a model that is missing or damaged. CapacityError: it does not fit.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        tokenizer: str | Path | Tokenizer | None = None,
+        show_progress: bool = True,
+        **options: Any,
+    ) -> None:
+        self.engine_config = engine_config(**options)
+        self._compiles = CompileLog()
+        built = build_engine(
+            model,
+            self.engine_config,
+            tokenizer=tokenizer,
+            compiles=self._compiles,
+            show_progress=show_progress,
+        )
+        self.engine = built.engine
+        self.geometry = built.geometry
+        self.memory_plan = built.memory
+        self.model_config = built.checkpoint.config
+        self._is_closed = False
+        self._listening = counted_compiles(self._compiles)
+        self._listening.__enter__()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the device memory; the object cannot generate after it. May be called twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._listening.__exit__(None, None, None)
+            self.engine.runner.close()
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Completes prompts together, through continuous batching.
+
+        Args:
+            prompts: one prompt or a list: str, token ids, `{"prompt": …}` or
+                `{"prompt_token_ids": …}`.
+            sampling_params: for all, or one each.
+            use_tqdm: a bar over the prompts.
+
+        Returns:
+            As many outputs as prompts, in their order; one that failed has `error` set.
+
+        Raises:
+            ConfigError: as many parameters as prompts are needed. RequestError: with `strict`.
+        """
+        prompts = _as_list(prompts)
+        params = _one_each(sampling_params, len(prompts))
+        tasks = self._add(prompts, params)
+        self._run(tasks, use_tqdm)
+        return [self._output(task) for task in tasks]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several; otherwise as `generate`.
+
+        Args:
+            messages: a list of messages (role and content), or a list of such lists.
+            chat_template: in place of the checkpoint's.
+            add_generation_prompt: end the prompt where the assistant's turn begins.
+            continue_final_message: the last message is the beginning of the answer.
+            tools: descriptions of functions, for templates that show them.
+            chat_template_kwargs: more variables for the template.
+
+        Raises:
+            ConfigError: both flags at once. RequestError: no template, or with `strict`.
+        """
+        if add_generation_prompt and continue_final_message:
+            raise ConfigError(
+                "add_generation_prompt=True and continue_final_message=True contradict each other; "
+                "set one to False"
+            )
+        render = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            "extra_kwargs": chat_template_kwargs,
+        }
+        conversations = _as_conversations(messages)
+        params = _one_each(sampling_params, len(conversations))
+        prompts = [self._chat_prompt(one, chat_template, render) for one in conversations]
+        tasks = self._add(prompts, params)
+        self._run(tasks, use_tqdm)
+        return [self._output(task) for task in tasks]
+
+    def stream(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[StreamDelta]:
+        """Yields what each step adds, as it comes; the deltas of a completion join to its text.
+
+        Leaving the iterator early aborts what is under way. A refused prompt gives one delta with
+        its error.
+        """
+        prompts = _as_list(prompts)
+        yield from self._stream(self._add(prompts, _one_each(sampling_params, len(prompts))))
+
+    def chat_stream(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Iterator[StreamDelta]:
+        """`stream` of one conversation.
+
+        Raises:
+            RequestError: the conversation cannot be served.
+        """
+        prompt = self._chat_prompt(messages, None, {})
+        if isinstance(prompt, RequestError):
+            raise prompt
+        tasks = self._add([prompt], [sampling_params or SamplingParams()])
+        if tasks[0].error is not None:
+            raise RequestError(tasks[0].error)
+        yield from self._stream(tasks)
+
+    def logits(self, token_ids: Sequence[int], *, decode_from: int | None = None) -> np.ndarray:
+        """Logits after each of the given tokens, through the engine's own steps.
+
+        Args:
+            token_ids: T ids.
+            decode_from: tokens from this place on go in one by one through the decode step.
+
+        Returns:
+            [T, V] f32.
+
+        Raises:
+            RequestError: ids that `generate` would refuse too, or more than the pages hold.
+        """
+        self._check_idle()
+        checked = self._check_ids(token_ids)
+        if decode_from is not None and not 1 <= decode_from <= len(checked):
+            raise ConfigError(f"decode_from={decode_from} must be in [1, {len(checked)}]")
+        scheduler = self.engine.scheduler
+        return forced_logits(
+            self.engine.runner, scheduler.pages, checked, decode_from=decode_from
+        )
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None where the checkpoint has none."""
+        return self.engine.tokenizer
+
+    def get_metrics(self) -> dict[str, float]:
+        """Counters and sizes by name."""
+        scheduler = self.engine.scheduler
+        return self.engine.metrics.snapshot() | {
+            "num_requests_running": float(len(scheduler.running)),
+            "num_requests_waiting": float(len(scheduler.waiting)),
+            "num_compiles": float(self._compiles.num_compiles),
+            "compile_seconds": self._compiles.compile_seconds,
+        }
+
+    def _add(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[Task]:
+        self._check_idle()
+        return [self.engine.add(*pair) for pair in zip(prompts, params, strict=True)]
+
+    def _run(self, tasks: list[Task], use_tqdm: bool) -> None:
+        try:
+            with tqdm(total=len(tasks), desc="prompts", disable=not use_tqdm) as bar:
+                self._advance(bar, tasks)
+                while self.engine.has_work:
+                    self.engine.step()
+                    self._advance(bar, tasks)
+        except BaseException:
+            self._abort(tasks)
+            raise
+
+    def _advance(self, bar: Any, tasks: list[Task]) -> None:
+        done = sum(task.is_finished for task in tasks)
+        if done > bar.n:
+            bar.update(done - bar.n)
+        if self.engine_config.strict:
+            errors = [task.error for task in tasks if task.error is not None]
+            if errors:
+                raise RequestError(errors[0])
+
+    def _stream(self, tasks: list[Task]) -> Iterator[StreamDelta]:
+        try:
+            for task in tasks:
+                if task.error is not None:
+                    yield StreamDelta(
+                        request_id=task.request_id,
+                        index=0,
+                        text="",
+                        token_ids=[],
+                        finish_reason="error",
+                        error=task.error,
+                    )
+            while self.engine.has_work:
+                yield from self.engine.step()
+        finally:
+            self._abort(tasks)
+
+    def _abort(self, tasks: list[Task]) -> None:
+        for task in tasks:
+            self.engine.abort(task)
+
+    def _output(self, task: Task) -> RequestOutput:
+        output = task.output(self.engine.tokenizer)
+        if output.error is not None and self.engine_config.strict:
+            raise RequestError(output.error)
+        return output
+
+    def _chat_prompt(
+        self, messages: Sequence[Message], template: str | None, render: Mapping[str, Any]
+    ) -> Any:
+        """Token ids of a conversation, or the RequestError that its row will carry."""
+        tokenizer = self.engine.tokenizer
+        try:
+            if tokenizer is None:
+                raise RequestError("chat needs text and the checkpoint has no tokenizer")
+            chosen = choose_template(
+                tokenizer.chat_templates, tools=render.get("tools"), argument=template
+            )
+            text = render_chat(
+                chosen,
+                messages,
+                bos_token=tokenizer.bos_token,
+                eos_token=tokenizer.eos_token,
+                **render,
+            )
+            return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+        except RequestError as error:
+            return error
+
+    def _check_ids(self, token_ids: Sequence[int]) -> list[int]:
+        checked = read_prompt(
+            {"prompt_token_ids": token_ids},
+            None,
+            vocab_size=self.model_config.vocab_size,
+            max_model_len=self.geometry.max_model_len,
+        ).token_ids
+        reason = self.engine.scheduler.why_never(len(checked))
+        if reason is not None:
+            raise RequestError(reason)
+        return checked
+
+    def _check_idle(self) -> None:
+        if self._is_closed:
+            raise JaxInferError("the LLM is closed; make a new one")
+        if self.engine.has_work:
+            raise JaxInferError(
+                "another generate or stream of this LLM is under way; finish or close it first"
+            )
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    """A list of prompts; a single prompt becomes a list of one."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    prompts = list(prompts)
+    if prompts and all(isinstance(item, int | np.integer) for item in prompts):
+        return [prompts]
+    return prompts
+
+
+def _as_conversations(messages: Any) -> list[Any]:
+    if messages and all(isinstance(message, Mapping) for message in messages):
+        return [messages]
+    return list(messages)
+
+
+def _one_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ConfigError(
+            f"{len(params)} sampling params for {count} prompts; pass one for all or one each"
+        )
+    return list(params)

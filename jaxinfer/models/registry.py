@@ -1,0 +1,33 @@
+"""DEV. Which architectures there are. A new family is its file and one line here."""
+
+from jaxinfer.errors import UnsupportedError
+from jaxinfer.models.gemma3 import GEMMA3
+from jaxinfer.models.llama import LLAMA
+from jaxinfer.models.spec import Architecture
+
+ARCHITECTURES: tuple[Architecture, ...] = (LLAMA, GEMMA3)
+
+
+def architecture_named(name: str) -> Architecture:
+    """The architecture whose `ModelConfig.architecture` is `name`."""
+    return next(arch for arch in ARCHITECTURES if arch.name == name)
+
+
+def architecture_for_hf(model_type: str) -> Architecture:
+    """The architecture that serves a config.json's `model_type`."""
+    return _find("model_type", model_type, [(a, a.hf_model_types) for a in ARCHITECTURES])
+
+
+def architecture_for_gguf(name: str) -> Architecture:
+    """The architecture that serves a GGUF file's `general.architecture`."""
+    return _find("general.architecture", name, [(a, a.gguf_names) for a in ARCHITECTURES])
+
+
+def _find(key: str, wanted: str, table: list[tuple[Architecture, tuple[str, ...]]]) -> Architecture:
+    for architecture, names in table:
+        if wanted in names:
+            return architecture
+    known = ", ".join(name for _, names in table for name in names)
+    raise UnsupportedError(
+        f"{key}={wanted!r} is not an architecture that jaxinfer runs; known: {known}"
+    )

@@ -1,0 +1,62 @@
+"""DEV. How an architecture describes itself: its leaves, its config, its forward function.
+
+One description of a leaf (`Leaf`) gives abstract shapes, loading and, later, sharding. Knows no
+file: the checkpoint joint reads the tensors that leaves name.
+"""
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxinfer.config.model_config import ModelConfig
+
+LeafRole = Literal["embedding", "matrix", "norm", "bias"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """One parameter array: what it looks like and where a checkpoint keeps it.
+
+    Norms and biases are kept in float32, embeddings and matrices in the model's weight dtype.
+
+    shape: as the model uses it, matrices `[out, in]`.
+    axes: a logical name for each axis (for sharding).
+    hf: tensor name in a Hugging Face checkpoint.
+    gguf: tensor name in a GGUF file.
+    hf_add: added in float32 to what a Hugging Face file holds (Gemma stores norm weight - 1 there).
+    gguf_interleaved_heads: above 0, the GGUF file stores the rows of each of that many heads with
+        rotary pairs interleaved; they are put back into halves (FORMATS: llama's q and k).
+    """
+
+    role: LeafRole
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    hf: str
+    gguf: str
+    hf_add: float = 0.0
+    gguf_interleaved_heads: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """Everything that tells one model family from another.
+
+    name: what `ModelConfig.architecture` holds.
+    hf_model_types: values of config.json's `model_type` that this family serves.
+    gguf_names: values of `general.architecture` that it serves.
+    hf_defaults: what an absent key of config.json means in this family.
+    from_hf: config.json (defaults applied) → the `ModelConfig` fields that differ from the common
+        reading; may raise UnsupportedError.
+    from_gguf: (GGUF metadata, tensor names) → likewise.
+    leaves: config → pytree of `Leaf`, the structure of the parameters.
+    forward: the pure function of `models/transformer.py`'s signature.
+    """
+
+    name: str
+    hf_model_types: tuple[str, ...]
+    gguf_names: tuple[str, ...]
+    hf_defaults: Mapping[str, Any]
+    from_hf: Callable[[Mapping[str, Any]], dict[str, Any]]
+    from_gguf: Callable[[Mapping[str, Any], Set[str]], dict[str, Any]]
+    leaves: Callable[[ModelConfig], Any]
+    forward: Callable[..., Any]

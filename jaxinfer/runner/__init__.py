@@ -1,0 +1,1 @@
+"""JOINT. Device state, compiled programs, and the step that runs them."""

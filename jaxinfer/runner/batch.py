@@ -1,0 +1,87 @@
+"""DEV. The pytrees of a step: what is staged for it and the loop state it donates."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxinfer.config.geometry import Geometry
+from jaxinfer.models.transformer import TokenRows
+from jaxinfer.sampling.logits import SamplingRows
+
+
+@struct.dataclass
+class LoopState:
+    """What decode steps hand on to each other without the host; donated to every step."""
+
+    last_tokens: jax.Array  # [B] i32, the token of each slot that has no KV yet
+
+
+@struct.dataclass
+class PrefillBatch:
+    """R chunks of prompts."""
+
+    rows: TokenRows  # [R, T]
+    sampling: SamplingRows  # R rows
+    slots: jax.Array  # [R] i32, slot that gets the drawn token; B for none
+
+
+@struct.dataclass
+class DecodeBatch:
+    """One token for each of the first W slots."""
+
+    positions: jax.Array  # [W] i32
+    active: jax.Array  # [W] i32, 1 for a busy slot
+    tables: jax.Array  # [groups, W, N] i32
+    sampling: SamplingRows  # W rows
+
+
+def abstract_state(geometry: Geometry) -> LoopState:
+    """Shapes of the loop state."""
+    return LoopState(last_tokens=_ints(geometry.num_slots))
+
+
+def init_state(geometry: Geometry) -> LoopState:
+    """A loop state for empty slots."""
+    return LoopState(last_tokens=jnp.zeros((geometry.num_slots,), jnp.int32))
+
+
+def abstract_prefill_batch(geometry: Geometry, num_rows: int) -> PrefillBatch:
+    """Shapes of a prefill batch of `num_rows` rows."""
+    rows = TokenRows(
+        tokens=_ints(num_rows, geometry.chunk_tokens),
+        starts=_ints(num_rows),
+        lengths=_ints(num_rows),
+        tables=_ints(len(geometry.group_windows), num_rows, geometry.pages_per_row),
+    )
+    return PrefillBatch(rows=rows, sampling=_abstract_sampling(num_rows), slots=_ints(num_rows))
+
+
+def abstract_decode_batch(geometry: Geometry, width: int) -> DecodeBatch:
+    """Shapes of a decode batch over the first `width` slots."""
+    return DecodeBatch(
+        positions=_ints(width),
+        active=_ints(width),
+        tables=_ints(len(geometry.group_windows), width, geometry.pages_per_row),
+        sampling=_abstract_sampling(width),
+    )
+
+
+def _abstract_sampling(rows: int) -> SamplingRows:
+    return SamplingRows(
+        temperature=_floats(rows),
+        top_k=_ints(rows),
+        top_p=_floats(rows),
+        min_p=_floats(rows),
+        seeds=jax.ShapeDtypeStruct((rows, 2), jnp.uint32),  # type: ignore[arg-type]
+        sample_index=_ints(rows),
+        num_logprobs=_ints(rows),
+    )
+
+
+# A shape stands in for an array wherever a program is lowered without data.
+def _ints(*shape: int) -> jax.Array:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)  # type: ignore[return-value]
+
+
+def _floats(*shape: int) -> jax.Array:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""DEV. Logits to tokens, on the device."""

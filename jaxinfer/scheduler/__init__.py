@@ -1,0 +1,1 @@
+"""HOST. Requests, pages and slots: who runs in the next step."""

@@ -1,0 +1,48 @@
+"""HOST. The sampling parameters of every slot as arrays, ready to be staged.
+
+Written when a request gets its slot, not at every step.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxinfer.config.step_plan import SamplingPlan, empty_sampling
+from jaxinfer.scheduler.request import Request
+
+
+class SlotSampling:
+    """One row of every sampling array a slot."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._arrays = empty_sampling(num_slots)
+        self._empty = empty_sampling(1)
+
+    def set(self, slot: int, request: Request) -> None:
+        """Fills a slot's row from its request."""
+        params, arrays = request.params, self._arrays
+        arrays.temperature[slot] = _float32_temperature(params.temperature)
+        arrays.top_k[slot] = min(max(params.top_k, 0), np.iinfo(np.int32).max)
+        # The smallest float32 stands in for what would round to zero: "only the best".
+        arrays.top_p[slot] = max(params.top_p, np.finfo(np.float32).tiny)
+        arrays.min_p[slot] = params.min_p
+        arrays.seeds[slot] = (request.seed & 0xFFFFFFFF, request.seed >> 32)
+        arrays.sample_index[slot] = request.sample_index
+        arrays.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
+
+    def clear(self, slot: int) -> None:
+        """Makes a slot's row greedy and silent, so that an empty slot costs nothing."""
+        for name in SamplingPlan.__slots__:
+            getattr(self._arrays, name)[slot] = getattr(self._empty, name)[0]
+
+    def rows(self, slots: Sequence[int]) -> SamplingPlan:
+        """A copy of the rows of `slots`, in their order."""
+        index = list(slots)
+        return SamplingPlan(
+            **{name: getattr(self._arrays, name)[index] for name in SamplingPlan.__slots__}
+        )
+
+
+def _float32_temperature(temperature: float) -> float:
+    """Keeps a tiny temperature above zero in float32, where denormals count as zero."""
+    return max(temperature, float(np.finfo(np.float32).tiny)) if temperature > 0 else 0.0

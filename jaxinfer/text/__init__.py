@@ -1,0 +1,1 @@
+"""HOST. Text in and out: tokenizers, chat templates, incremental detokenization."""

@@ -1,0 +1,5 @@
+"""Attention of query rows against keys and values kept in pages."""
+
+from pallas_kernels.paged_attention.api import paged_attention
+
+__all__ = ["paged_attention"]

@@ -1,0 +1,149 @@
+"""The specification of `paged_attention` in plain XLA, in the form that keeps bits.
+
+On a CPU the bits of a row do not depend on the other rows, on how many rows or query tokens there
+are, nor on the page size (up to 64 tokens): key blocks lie on an absolute grid, the softmax runs
+over them in order, sums are folded, and all queries of a kv head form one row axis of a batched
+product (a second free axis would change the bits).
+"""
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from jax import lax
+
+from pallas_kernels.folded_sum import folded_sum
+
+BLOCK_TOKENS = 64  # keys handled at once; fixed, since it decides the order of additions
+MIN_HEAD_DIM = 64  # shorter heads are padded: the product takes another path below
+MIN_QUERY_ROWS = 2  # one row takes another path
+MASKED = -1e30
+
+
+def paged_attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    table: jax.Array,
+    starts: jax.Array,
+    lengths: jax.Array,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> jax.Array:
+    """Causal attention of each row's query tokens against its pages.
+
+    Query token i of row b stands at position starts[b] + i and sees the keys at positions up to its
+    own, with `window` above 0 only the last `window` of them. Its own key is read from the pages
+    too: keys and values are written before attention runs.
+
+    Args:
+        q: [B, Q, H, D] f32 or bf16 – rotated queries.
+        k_pages: [P, K, S, D] f32 or bf16 – key pages of one layer, S a power of two.
+        v_pages: [P, K, S, D] – value pages.
+        table: [B, N] i32 – page of each S positions of a row; what lies past its end is not read
+            into the result.
+        starts: [B] i32 – position of a row's first query token.
+        lengths: [B] i32 – how many of the Q query tokens are real; 0 for an empty row. What comes
+            out for the others is finite and means nothing.
+        scale: factor on the scores.
+        window: tokens a query sees, its own included; 0 for all.
+        softcap: above 0, scores become softcap · tanh(score / softcap).
+
+    Returns:
+        [B, Q, H, D] of q's dtype.
+
+    Source: FlashAttention-2 (Dao 2023), algorithm 1, over the pages of vLLM (Kwon et al. 2023).
+    Cost: 4·B·Q·H·D FLOPs a key, 2·K·D values read a key and row.
+    """
+    num_rows, num_queries, _, head_dim = q.shape
+    num_kv_heads = k_pages.shape[1]
+    positions = starts[:, None] + jnp.arange(num_queries, dtype=jnp.int32)[None, :]  # [B, Q]
+    queries, query_positions = _as_one_row_axis(q, positions, num_kv_heads, scale)
+    first, last = _block_range(starts, lengths, window)
+
+    def attend_block(block, carry):
+        running_max, total, weighted = carry
+        keys = _fetch_block(k_pages, table, block)
+        values = _fetch_block(v_pages, table, block)
+        key_positions = block * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
+        visible = _visible(query_positions, key_positions, window)
+        scores = _batched_dot(queries, keys, contract_last=True)
+        if softcap:
+            scores = jnp.float32(softcap) * jnp.tanh(scores / jnp.float32(softcap))
+        scores = jnp.where(visible, scores, jnp.float32(MASKED))
+        new_max = jnp.maximum(running_max, jnp.max(scores, axis=-1, keepdims=True))
+        weights = jnp.where(visible, jnp.exp(scores - new_max), jnp.float32(0))
+        fade = jnp.exp(running_max - new_max)
+        # A hidden position may hold anything, also NaN, and 0 · NaN is NaN.
+        ends = jnp.repeat(starts + lengths, num_kv_heads)[:, None, None]
+        values = jnp.where(key_positions[None, :, None] < ends, values, jnp.float32(0))
+        product = _batched_dot(weights, values, contract_last=False)
+        return new_max, total * fade + folded_sum(weights), weighted * fade + product
+
+    rows = queries.shape[:2]
+    carry = (
+        jnp.full((*rows, 1), MASKED, jnp.float32),
+        jnp.zeros((*rows, 1), jnp.float32),
+        jnp.zeros(queries.shape, jnp.float32),
+    )
+    _, total, weighted = lax.fori_loop(first, last, attend_block, carry)
+    out = weighted / jnp.where(total > 0, total, jnp.float32(1))
+    out = out[:, : num_queries * (q.shape[2] // num_kv_heads), :head_dim]
+    out = rearrange(out, "(b k) (q g) d -> b q (k g) d", b=num_rows, q=num_queries)
+    return out.astype(q.dtype)
+
+
+def _as_one_row_axis(q, positions, num_kv_heads, scale):
+    """Queries as [B·K, Q·G, D], padded in rows and head size, and the position of each row."""
+    grouped = rearrange(q, "b q (k g) d -> (b k) (q g) d", k=num_kv_heads)
+    grouped = grouped.astype(jnp.float32) * jnp.float32(scale)
+    group = q.shape[2] // num_kv_heads
+    row_positions = jnp.repeat(jnp.repeat(positions, group, axis=1), num_kv_heads, axis=0)
+    missing_rows = max(0, MIN_QUERY_ROWS - grouped.shape[1])
+    missing_dims = max(0, MIN_HEAD_DIM - grouped.shape[2])
+    grouped = jnp.pad(grouped, ((0, 0), (0, missing_rows), (0, missing_dims)))
+    return grouped, jnp.pad(row_positions, ((0, 0), (0, missing_rows)))
+
+
+def _block_range(starts, lengths, window):
+    """First and one past the last block that any row needs: one program for every length."""
+    busy = lengths > 0
+    ends = jnp.max(jnp.where(busy, starts + lengths, 0))
+    last = (ends + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+    if not window:
+        return jnp.int32(0), last
+    oldest = jnp.where(busy, jnp.maximum(starts - (window - 1), 0), jnp.iinfo(jnp.int32).max)
+    return jnp.minimum(jnp.min(oldest) // BLOCK_TOKENS, last), last
+
+
+def _fetch_block(pages, table, block):
+    """Keys or values of one block for every row: [B·K, BLOCK_TOKENS, D] f32, heads padded."""
+    num_heads, page_tokens, head_dim = pages.shape[1:]
+    if page_tokens >= BLOCK_TOKENS:
+        parts = page_tokens // BLOCK_TOKENS
+        page = lax.dynamic_index_in_dim(table, block // parts, axis=1, keepdims=False)
+        split = pages.reshape(-1, num_heads, parts, BLOCK_TOKENS, head_dim)
+        tokens = split[page, :, lax.rem(block, jnp.int32(parts))]
+    else:
+        count = BLOCK_TOKENS // page_tokens
+        # The table may end inside the last block: pad it with the null page.
+        table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % count)))
+        page = lax.dynamic_slice_in_dim(table, block * count, count, axis=1)
+        tokens = rearrange(pages[page], "b n k s d -> b k (n s) d")
+    tokens = rearrange(tokens, "b k t d -> (b k) t d").astype(jnp.float32)
+    return jnp.pad(tokens, ((0, 0), (0, 0), (0, max(0, MIN_HEAD_DIM - head_dim))))
+
+
+def _visible(query_positions, key_positions, window):
+    distance = query_positions[:, :, None] - key_positions[None, None, :]
+    if not window:
+        return distance >= 0
+    return (distance >= 0) & (distance < window)
+
+
+def _batched_dot(left, right, *, contract_last):
+    axes = ((2,), (2,)) if contract_last else ((2,), (1,))
+    return lax.dot_general(
+        left, right, (axes, ((0,), (0,))), preferred_element_type=jnp.float32
+    )

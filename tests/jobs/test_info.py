@@ -1,0 +1,80 @@
+"""What `jaxinfer info` says about a checkpoint, and that it loads none of its weights."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from jaxinfer.jobs.cli import app
+from jaxinfer.jobs.info import describe_model, format_value
+
+DATA = Path(__file__).parents[1] / "data"
+LLAMA = DATA / "float" / "llama"
+Q4_GGUF = next((DATA / "quant" / "gguf_llama_q4_0").glob("*.gguf"))
+
+
+def test_facts_of_a_folder() -> None:
+    info = describe_model(str(LLAMA))
+    config = json.loads((LLAMA / "config.json").read_text())
+    assert info.model["architecture"] == "llama"
+    assert info.model["layers"] == config["num_hidden_layers"]
+    assert info.model["vocabulary"] == config["vocab_size"]
+    assert info.checkpoint["format"] == "Hugging Face folder" and info.obstacle is None
+    assert info.checkpoint["quantization"].startswith("none")
+    assert info.checkpoint["file_bytes"] == (LLAMA / "model.safetensors").stat().st_size
+
+
+def test_kv_bytes_a_token_count_keys_and_values_of_every_layer() -> None:
+    info = describe_model(str(LLAMA), dtype="float32")
+    model = info.model
+    per_layer = 2 * model["kv_heads"] * model["head_size"] * 4
+    assert info.plan["kv_bytes_a_token"] == model["layers"] * per_layer
+
+
+def test_engine_options_change_the_plan() -> None:
+    plan = describe_model(str(LLAMA), max_num_seqs=3, max_model_len=64, block_size=16).plan
+    assert (plan["slots"], plan["max_model_len"], plan["page_tokens"]) == (3, 64, 16)
+
+
+def test_what_does_not_fit_is_said_and_the_facts_stay() -> None:
+    info = describe_model(str(LLAMA), gpu_memory_utilization=1e-12)
+    assert info.obstacle is not None and "gpu_memory_utilization" in info.obstacle
+    assert info.model["architecture"] == "llama" and "slots" not in info.plan
+
+
+def test_json_of_a_quantized_file(runner: CliRunner) -> None:
+    done = runner.invoke(app, ["info", str(Q4_GGUF), "--json"])
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    assert facts["checkpoint"]["format"] == "GGUF"
+    assert "Q4_0" in facts["checkpoint"]["quantization"]
+    assert facts["would_run"]["weight_dtype"] == "bfloat16"
+    assert facts["would_run"]["attention"] == "reference"
+
+
+def test_tables(runner: CliRunner) -> None:
+    done = runner.invoke(app, ["info", str(Q4_GGUF)])
+    assert done.exit_code == 0, done.output
+    for text in ("Q4_0", "would run", "kv bytes a token", "page tokens"):
+        assert text in done.stdout
+
+
+def test_a_missing_path_is_one_message(runner: CliRunner) -> None:
+    done = runner.invoke(app, ["info", "no-such-model"])
+    assert done.exit_code == 1
+    assert "'no-such-model' was not found" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("file_bytes", 98362432, "98,362,432 (93.8 MiB)"),
+        ("kv_bytes_a_token", 512, "512 (512 B)"),
+        ("weight_bytes", 5 * 2**30, "5,368,709,120 (5 GiB)"),
+        ("layers", 30, "30"),
+        ("tied_embeddings", True, "yes"),
+    ],
+)
+def test_values_for_people(name: str, value: object, shown: str) -> None:
+    assert format_value(name, value) == shown
