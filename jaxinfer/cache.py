@@ -102,7 +102,5 @@ def write_kv(pages: jax.Array, new: jax.Array, slots: PageSlots) -> jax.Array:
         return pages.at[slots.pages, :, slots.offsets].set(tokens)
     # A bf16 scatter is widened to f32 on a CPU and rewrites the whole cache; its bits are not.
     bits = lax.bitcast_convert_type(pages, jnp.uint16)
-    bits = bits.at[slots.pages, :, slots.offsets].set(
-        lax.bitcast_convert_type(tokens, jnp.uint16)
-    )
+    bits = bits.at[slots.pages, :, slots.offsets].set(lax.bitcast_convert_type(tokens, jnp.uint16))
     return lax.bitcast_convert_type(bits, pages.dtype)

@@ -196,9 +196,7 @@ class LLM:
         if decode_from is not None and not 1 <= decode_from <= len(checked):
             raise ConfigError(f"decode_from={decode_from} must be in [1, {len(checked)}]")
         scheduler = self.engine.scheduler
-        return forced_logits(
-            self.engine.runner, scheduler.pages, checked, decode_from=decode_from
-        )
+        return forced_logits(self.engine.runner, scheduler.pages, checked, decode_from=decode_from)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None where the checkpoint has none."""

@@ -1,4 +1,4 @@
-"""Chooses an implementation of an op and can say why.
+"""Chooses an implementation of an op.
 
 The choice is by predicate, never by catching an exception. Knows nothing of what an op computes.
 """
@@ -6,9 +6,11 @@ The choice is by predicate, never by catching an exception. Knows nothing of wha
 from collections.abc import Callable, Mapping
 from typing import Any
 
+Implementations = Mapping[str, Callable[..., Any]]
 
-def pick(op: str, implementations: Mapping[str, Callable[..., Any]], wanted: str) -> Callable:
-    """The implementation named `wanted`, or for "auto" the one to use here.
+
+def resolve(op: str, implementations: Implementations, wanted: str) -> str:
+    """The name of the implementation to use for `wanted`, where "auto" leaves the choice.
 
     Raises:
         ValueError: a name that the op does not have.
@@ -18,4 +20,9 @@ def pick(op: str, implementations: Mapping[str, Callable[..., Any]], wanted: str
         raise ValueError(
             f"{op} has no implementation {wanted!r}; it has: auto, {', '.join(implementations)}"
         )
-    return implementations[name]
+    return name
+
+
+def pick(op: str, implementations: Implementations, wanted: str) -> Callable[..., Any]:
+    """The implementation itself; otherwise as `resolve`."""
+    return implementations[resolve(op, implementations, wanted)]

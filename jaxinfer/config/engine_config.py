@@ -1,10 +1,14 @@
 """HOST. What the user asked of the engine. `plan_geometry` turns it into what was decided."""
 
 import difflib
+import math
+import os
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from jaxinfer.errors import ConfigError, UnsupportedError
+
+_POWERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 # Names of the contract whose feature is not built yet: refused by name, never ignored.
 _PLANNED = {
@@ -66,9 +70,13 @@ class EngineConfig:
         _at_least_one("max_num_batched_tokens", self.max_num_batched_tokens)
         for name in ("block_size", "prefill_chunk_tokens"):
             _power_of_two(name, getattr(self, name))
-        if not 0 < self.gpu_memory_utilization <= 1:
+        _share("gpu_memory_utilization", self.gpu_memory_utilization)
+        if not isinstance(self.strict, bool):
+            raise ConfigError(f"strict={self.strict!r} must be True or False")
+        if not isinstance(self.compilation_cache_dir, str | os.PathLike | None):
             raise ConfigError(
-                f"gpu_memory_utilization={self.gpu_memory_utilization!r} must be in (0, 1]"
+                f"compilation_cache_dir={self.compilation_cache_dir!r} must be a folder, "
+                "'auto', or None (keep nothing)"
             )
         if self.seed is not None and not (_is_int(self.seed) and 0 <= self.seed < 2**63):
             raise ConfigError(f"seed={self.seed!r} must be None or an int in [0, 2**63)")
@@ -89,9 +97,9 @@ def engine_config(**options: Any) -> EngineConfig:
             )
         if name not in known:
             near = difflib.get_close_matches(name, [*known, *_PLANNED], n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"did you mean {near[0]!r}? " if near else ""
             raise ConfigError(
-                f"unknown option {name!r}{hint} Known options: {', '.join(sorted(known))}"
+                f"unknown option {name!r}; {hint}known options: {', '.join(sorted(known))}"
             )
     return EngineConfig(**options)
 
@@ -101,8 +109,14 @@ def _is_int(value: object) -> bool:
 
 
 def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:  # a numpy dtype equals its name
         raise ConfigError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}")
+
+
+def _share(name: str, value: object) -> None:
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_real and math.isfinite(value) and 0 < value <= 1):  # type: ignore[arg-type]
+        raise ConfigError(f"{name}={value!r} must be a number in (0, 1]")
 
 
 def _at_least_one(name: str, value: object) -> None:
@@ -111,7 +125,7 @@ def _at_least_one(name: str, value: object) -> None:
 
 
 def _power_of_two(name: str, value: object) -> None:
-    if value is not None and not (_is_int(value) and 8 <= value <= 1024 and value & (value - 1) == 0):  # type: ignore[operator]
+    if value is not None and value not in _POWERS or isinstance(value, bool | float):
         raise ConfigError(
             f"{name}={value!r} must be None (decide) or a power of two from 8 to 1024"
         )

@@ -19,7 +19,7 @@ CPU_POOL_BYTES = 2 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What planning needs to know of a device. platform: "cpu" or "gpu"; free_bytes: before load."""
+    """What planning knows of a device. platform: "cpu" or "gpu"; free_bytes: before load."""
 
     platform: str
     free_bytes: int
@@ -71,9 +71,7 @@ def plan_geometry(ask: EngineConfig, model: ModelConfig, device: Device) -> Geom
     windows = tuple(sorted(set(model.windows)))
     weight, activation, kv = _dtypes(ask, device)
     rows = _prefill_rows(ask, chunk)
-    needs = tuple(
-        pages_needed(max_len, page, window, chunk * rows[-1]) for window in windows
-    )
+    needs = tuple(pages_needed(max_len, page, window, chunk * rows[-1]) for window in windows)
     groups = tuple(windows.index(window) for window in model.windows)
     budget = _pool_budget(ask, device, weights_bytes(model, weight))
     return Geometry(
@@ -188,17 +186,17 @@ def _num_pages(
     budget: int,
     page_bytes: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """Pages a group (null page included): all slots at full length, or their share of the budget."""
+    """Pages a group, null page included: all slots at full length, or their share of the budget."""
     if ask.num_gpu_blocks_override is not None:
         return tuple(min(ask.num_gpu_blocks_override, need * slots) + 1 for need in needs)
-    wanted = sum(need * slots * size for need, size in zip(needs, page_bytes, strict=True))
-    share = min(1.0, budget / wanted)
-    counts = tuple(int(need * slots * share) for need in needs)
-    for count, need in zip(counts, needs, strict=True):
-        if count < need:
-            one = sum(n * size for n, size in zip(needs, page_bytes, strict=True))
-            raise CapacityError(
-                f"the KV cache may take {budget:,} bytes, one request of full length needs "
-                f"{one:,}; lower max_model_len, or set num_gpu_blocks_override to use more memory"
-            )
-    return tuple(count + 1 for count in counts)
+    one = sum(need * size for need, size in zip(needs, page_bytes, strict=True))
+    null_pages = sum(page_bytes)
+    shared = budget - null_pages
+    if shared < one:
+        raise CapacityError(
+            f"the KV cache may take {budget:,} bytes, one request of full length needs "
+            f"{one + null_pages:,}; lower max_model_len, or set num_gpu_blocks_override to use "
+            "more memory"
+        )
+    # In whole numbers: a budget for exactly one request must give exactly its pages.
+    return tuple(min(need * slots, need * shared // one) + 1 for need in needs)

@@ -70,3 +70,12 @@ class ModelConfig:
                     f"{name} has {len(getattr(self, name))} entries for {self.num_layers} layers; "
                     "mend the per-layer lists of the config"
                 )
+        if min(self.windows) < 0:
+            raise CheckpointError(
+                f"windows={self.windows} must be 0 (full attention) or more; mend the config"
+            )
+        if not set(self.layer_ropes) <= set(range(len(self.ropes))):
+            raise CheckpointError(
+                f"layer_ropes={self.layer_ropes} must be places in {len(self.ropes)} ropes; "
+                "mend the config"
+            )

@@ -47,6 +47,11 @@ class RopeConfig:
                 f"rope theta={self.theta} and factor={self.factor} must be positive; "
                 "mend the rope entries of the checkpoint's config"
             )
+        if self.scaling == "llama3" and not self.low_freq_factor < self.high_freq_factor:
+            raise CheckpointError(
+                f"rope low_freq_factor={self.low_freq_factor} must be below high_freq_factor="
+                f"{self.high_freq_factor}; mend the rope entries of the checkpoint's config"
+            )
 
 
 def rope_from_config(entry: Mapping[str, Any], theta: float, max_position: int) -> RopeConfig:

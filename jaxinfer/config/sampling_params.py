@@ -1,13 +1,14 @@
-"""HOST. How one request wants its tokens drawn; names, defaults and rules as vLLM users know them."""
+"""HOST. How one request wants its tokens drawn; names, defaults and rules as in vLLM."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from jaxinfer.errors import ConfigError
+from jaxinfer.errors import ConfigError, RequestError
 
 MAX_TEMPERATURE = 2.0
 MAX_LOGPROBS = 20
+MAX_STOP_IDS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class SamplingParams:
 
     Raises:
         ConfigError: a value outside its rule (it is a ValueError too).
+        RequestError: more stop ids or log-probabilities than the ceilings allow (likewise).
     """
 
     n: int = 1
@@ -43,11 +45,16 @@ class SamplingParams:
     stop_strings: tuple[str, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stops = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
         object.__setattr__(self, "stop_strings", stops)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        ids = _as_tuple("stop_token_ids", self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", ids)
         self._check_drawing()
         self._check_ending()
+        self._check_ceilings()
+        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize"):
+            _require_bool(name, getattr(self, name))
+        _require_bool("skip_special_tokens", self.skip_special_tokens)
 
     def _check_drawing(self) -> None:
         _require(_is_int(self.n) and self.n >= 1, "n", self.n, "an int of at least 1")
@@ -82,7 +89,7 @@ class SamplingParams:
             "an int of at least 1, or None (up to max_model_len)",
         )
         _require(
-            self.logprobs is None or (_is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS),
+            self.logprobs is None or (_is_int(self.logprobs) and self.logprobs >= 0),
             "logprobs",
             self.logprobs,
             f"None or an int in [0, {MAX_LOGPROBS}]",
@@ -94,6 +101,18 @@ class SamplingParams:
             "True where stop strings are given: they are looked for in the text",
         )
 
+    def _check_ceilings(self) -> None:
+        if len(self.stop_token_ids) > MAX_STOP_IDS:
+            raise RequestError(
+                f"SamplingParams.stop_token_ids has {len(self.stop_token_ids)} ids, "
+                f"{MAX_STOP_IDS} are allowed; pass fewer"
+            )
+        if (self.logprobs or 0) > MAX_LOGPROBS:
+            raise RequestError(
+                f"SamplingParams.logprobs={self.logprobs}: at most {MAX_LOGPROBS} are reported; "
+                "ask for fewer"
+            )
+
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
@@ -101,6 +120,17 @@ def _is_int(value: object) -> bool:
 
 def _is_real(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _as_tuple(name: str, values: object) -> tuple:
+    if values is None:
+        return ()
+    _require(isinstance(values, Iterable), name, values, "a list")
+    return tuple(values)  # type: ignore[arg-type]
+
+
+def _require_bool(name: str, value: object) -> None:
+    _require(isinstance(value, bool), name, value, "True or False")
 
 
 def _require(holds: bool, name: str, value: object, rule: str) -> None:

@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from jaxinfer.checkpoint.load import abstract_params, load_params
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import Device, Geometry, cache_bytes, plan_geometry
+from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.memory_plan import MemoryPlan
 from jaxinfer.engine.metrics import EngineMetrics
@@ -24,6 +25,7 @@ from jaxinfer.runner.runner import Programs, Runner, compile_programs
 from jaxinfer.scheduler.scheduler import Scheduler
 from jaxinfer.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxinfer.text.tokenizer import Tokenizer, tokenizer_from_folder
+from pallas_kernels.paged_attention import resolve_implementation
 
 _log = logging.getLogger("jaxinfer")
 
@@ -63,13 +65,14 @@ def build_engine(
     compiles = compiles or CompileLog()
     use_compilation_cache(_cache_folder(ask.compilation_cache_dir))
     checkpoint = open_checkpoint(model, show_progress=show_progress)
-    device = _device()
-    geometry = plan_geometry(ask, checkpoint.config, device)
+    device = find_device()
+    geometry = decide_geometry(ask, checkpoint.config, device)
     text = _tokenizer(checkpoint, tokenizer)
     shapes = abstract_params(checkpoint.config, checkpoint.architecture, geometry.weight_dtype)
     with counted_compiles(compiles):
         programs = compile_programs(shapes, checkpoint.config, geometry)
     memory = _memory_plan(shapes, programs, checkpoint, geometry, device)
+    _log.info("attention runs as %r", geometry.attention_kernel)
     for line in memory.lines():
         _log.info(line)
     start = time.perf_counter()
@@ -91,7 +94,18 @@ def build_engine(
     )
 
 
-def _device() -> Device:
+def decide_geometry(ask: EngineConfig, model: ModelConfig, device: Device) -> Geometry:
+    """The geometry with every "auto" resolved, kernels included.
+
+    Raises:
+        ConfigError, CapacityError: as `plan_geometry`.
+    """
+    planned = plan_geometry(ask, model, device)
+    return replace(planned, attention_kernel=resolve_implementation(planned.attention_kernel))
+
+
+def find_device() -> Device:
+    """The device that an engine of this process runs on, and its free memory."""
     device = jax.devices()[0]
     if device.platform == "cpu":
         return Device(platform="cpu", free_bytes=_free_host_bytes())

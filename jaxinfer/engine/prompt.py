@@ -53,10 +53,15 @@ def _split(prompt: Any) -> tuple[str | None, list[int]]:
                 "'prompt' and 'prompt_token_ids'"
             )
         prompt = next(iter(prompt.values()))
+        if "prompt_token_ids" in keys and isinstance(prompt, str):
+            raise RequestError(
+                f"prompt_token_ids={prompt[:40]!r} is a str; pass ids, or the text as 'prompt'"
+            )
     if isinstance(prompt, str):
         return prompt, []
-    if isinstance(prompt, Sequence) or hasattr(prompt, "tolist"):
-        return None, list(prompt.tolist() if hasattr(prompt, "tolist") else prompt)  # type: ignore[union-attr]
+    values = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a numpy array's ids
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
+        return None, list(values)
     raise RequestError(
         f"prompt={prompt!r} is a {type(prompt).__name__}; pass a str, a list of token ids, "
         "{'prompt': str} or {'prompt_token_ids': list}"

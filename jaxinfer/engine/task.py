@@ -17,7 +17,7 @@ from jaxinfer.text.tokenizer import Tokenizer
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
-    """A request of the scheduler and the text of its tokens; no detokenizer where none is wanted."""
+    """A request of the scheduler and the text of its tokens (no detokenizer: no text wanted)."""
 
     request: Request
     detokenizer: IncrementalDetokenizer | None

@@ -26,10 +26,13 @@ def forced_logits(
     split = len(token_ids) if decode_from is None else decode_from
     assert pages.reserve(0, len(token_ids)), "the caller checks that the pages are there"
     try:
-        hidden = [_prefill_chunk(runner, pages, token_ids[:split], start) for start in
-                  range(0, split, runner.geometry.chunk_tokens)]
-        hidden += [_decode_one(runner, pages, token_ids[at], at) for at in
-                   range(split, len(token_ids))]
+        hidden = [
+            _prefill_chunk(runner, pages, token_ids[:split], start)
+            for start in range(0, split, runner.geometry.chunk_tokens)
+        ]
+        hidden += [
+            _decode_one(runner, pages, token_ids[at], at) for at in range(split, len(token_ids))
+        ]
         return runner.logits(np.concatenate(hidden))
     finally:
         pages.release(0)

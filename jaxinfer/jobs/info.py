@@ -16,7 +16,6 @@ from jaxinfer.config.geometry import (
     Geometry,
     cache_bytes,
     kv_token_bytes,
-    plan_geometry,
     weights_bytes,
 )
 from jaxinfer.config.model_config import ModelConfig
@@ -51,12 +50,12 @@ def describe_model(model: str, **engine_options: Any) -> ModelInfo:
     """
     ask = engine_config(**engine_options)
     from jaxinfer.checkpoint.checkpoint import open_checkpoint
-    from jaxinfer.engine.build import _device as find_device
+    from jaxinfer.engine.build import decide_geometry, find_device
 
     checkpoint = open_checkpoint(model)
     device, plan, obstacle = find_device(), {}, None
     try:
-        plan = describe_plan(checkpoint.config, plan_geometry(ask, checkpoint.config, device))
+        plan = describe_plan(checkpoint.config, decide_geometry(ask, checkpoint.config, device))
     except CapacityError as error:
         obstacle = str(error)
     return ModelInfo(
@@ -112,7 +111,7 @@ def describe_plan(config: ModelConfig, geometry: Geometry) -> Section:
         "weight_dtype": geometry.weight_dtype,
         "activation_dtype": geometry.activation_dtype,
         "kv_dtype": geometry.kv_dtype,
-        "attention": attention_implementation(geometry.attention_kernel),
+        "attention": geometry.attention_kernel,
         "weight_bytes": weights_bytes(config, geometry.weight_dtype),
         "kv_bytes_a_token": token,
         "kv_cache_bytes": cache_bytes(config, geometry),
@@ -127,15 +126,6 @@ def describe_plan(config: ModelConfig, geometry: Geometry) -> Section:
         "prefill_rows": ", ".join(map(str, geometry.prefill_rows)),
         "decode_widths": ", ".join(map(str, geometry.decode_widths)),
     }
-
-
-def attention_implementation(wanted: str) -> str:
-    """The name of the implementation that `wanted` ("auto", …) stands for here."""
-    from pallas_kernels.dispatch import pick
-    from pallas_kernels.paged_attention.api import IMPLEMENTATIONS
-
-    chosen = pick("paged_attention", IMPLEMENTATIONS, wanted)
-    return next(name for name, run in IMPLEMENTATIONS.items() if run is chosen)
 
 
 def print_info(info: ModelInfo, *, as_json: bool, console: Console) -> None:

@@ -1,7 +1,6 @@
 """DEV. Attention over the paged cache: project, rotate, write pages, attend, project back."""
 
 import jax
-import jax.numpy as jnp
 
 from jaxinfer.cache import PageSlots, write_kv
 from jaxinfer.config.model_config import ModelConfig

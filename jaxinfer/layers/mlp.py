@@ -1,7 +1,6 @@
 """DEV. The gated mlp."""
 
 import jax
-import jax.numpy as jnp
 
 from jaxinfer.config.model_config import Activation
 from jaxinfer.layers.linear import linear

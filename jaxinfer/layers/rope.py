@@ -8,6 +8,7 @@ import numpy as np
 from flax import struct
 
 from jaxinfer.config.rope_config import RopeConfig
+from pallas_kernels.rounding import rounded
 
 
 @struct.dataclass
@@ -50,7 +51,10 @@ def apply_rope(x: jax.Array, table: RopeTable) -> jax.Array:
     half = x.shape[-1] // 2
     wide = x.astype(jnp.float32)
     left, right = wide[..., :half], wide[..., half:]
-    turned = (left * table.cos - right * table.sin, right * table.cos + left * table.sin)
+    turned = (
+        rounded(left * table.cos) - rounded(right * table.sin),
+        rounded(right * table.cos) + rounded(left * table.sin),
+    )
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 

@@ -20,7 +20,7 @@ def matrix(
     heads: int = 0,
 ) -> Any:
     """A linear layer's record of leaves, `[out, in]`; names come without `.weight`/`.bias`."""
-    weight = Leaf(
+    weight: Any = Leaf(
         role="matrix",
         shape=shape,
         axes=axes,
@@ -30,17 +30,15 @@ def matrix(
     )
     if not bias:
         return Weight(value=weight)
-    return BiasedWeight(
-        value=weight,
-        bias=Leaf(
-            role="bias",
-            shape=shape[:1],
-            axes=axes[:1],
-            hf=f"{hf}.bias",
-            gguf=f"{gguf}.bias",
-            gguf_interleaved_heads=heads,
-        ),
+    addend: Any = Leaf(
+        role="bias",
+        shape=shape[:1],
+        axes=axes[:1],
+        hf=f"{hf}.bias",
+        gguf=f"{gguf}.bias",
+        gguf_interleaved_heads=heads,
     )
+    return BiasedWeight(value=weight, bias=addend)
 
 
 def norm(hf: str, gguf: str, size: int, *, hf_add: float = 0.0) -> Leaf:
@@ -63,7 +61,12 @@ def attention_leaves(config: ModelConfig, layer: int, *, interleaved: bool = Fal
     heads = (config.num_heads, config.num_kv_heads) if interleaved else (0, 0)
     return {
         "q": matrix(
-            f"{hf}.q_proj", f"{gguf}_q", (wide, width), ("heads", "embed"), bias=bias, heads=heads[0]
+            f"{hf}.q_proj",
+            f"{gguf}_q",
+            (wide, width),
+            ("heads", "embed"),
+            bias=bias,
+            heads=heads[0],
         ),
         "k": matrix(
             f"{hf}.k_proj",
@@ -73,9 +76,7 @@ def attention_leaves(config: ModelConfig, layer: int, *, interleaved: bool = Fal
             bias=bias,
             heads=heads[1],
         ),
-        "v": matrix(
-            f"{hf}.v_proj", f"{gguf}_v", (narrow, width), ("kv_heads", "embed"), bias=bias
-        ),
+        "v": matrix(f"{hf}.v_proj", f"{gguf}_v", (narrow, width), ("kv_heads", "embed"), bias=bias),
         "o": matrix(
             f"{hf}.o_proj",
             f"{gguf}_output",

@@ -99,7 +99,7 @@ def logits(params: dict, hidden: jax.Array, config: ModelConfig) -> jax.Array:
             scores = linear(hidden, params["head"])
         if config.final_softcap:
             cap = jnp.float32(config.final_softcap)
-            scores = cap * jnp.tanh(scores / cap)
+            scores = rounded(cap * jnp.tanh(scores / cap))
         return scores
 
 

@@ -4,7 +4,8 @@ Knows how to compile and what it cost; not what a program computes.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,13 +26,12 @@ class CompileLog:
 
     num_compiles: int = 0
     compile_seconds: float = 0.0
-    program_seconds: dict[str, float] = field(default_factory=dict)
 
-    def listen(self, event: str, seconds: float, **_: Any) -> None:
+    def listen(self, event: str, duration_secs: float, **_: Any) -> None:
         """The callback for `jax.monitoring`."""
         if event == _COMPILE_EVENT:
             self.num_compiles += 1
-            self.compile_seconds += seconds
+            self.compile_seconds += duration_secs
 
 
 @contextmanager
@@ -56,24 +56,38 @@ def use_compilation_cache(folder: Path | None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
-def compile_program(
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    *,
-    donate: tuple[int, ...] = (),
-    static: dict[str, Any] | None = None,
-) -> Any:
-    """Lowers and compiles a pure function for shapes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSource:
+    """A pure function and the shapes it is compiled for.
 
-    Args:
-        function: jitted here and nowhere else.
-        arguments: pytrees of `jax.ShapeDtypeStruct` (or arrays, whose shapes are taken).
-        donate: positions of the arguments whose memory the program may reuse.
-        static: keyword arguments bound before tracing (hashable records).
-
-    Returns:
-        the executable: call it with arrays of exactly these shapes.
+    arguments: pytrees of `jax.ShapeDtypeStruct` (or arrays, whose shapes are taken).
+    donate: positions of the arguments whose memory the program may reuse.
+    static: keyword arguments bound before tracing (hashable records).
     """
-    bound = functools.partial(function, **(static or {}))
-    functools.update_wrapper(bound, function)
-    return jax.jit(bound, donate_argnums=donate).lower(*arguments).compile()
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+    donate: tuple[int, ...] = ()
+    static: Mapping[str, Any] = field(default_factory=dict)
+
+    def lower(self) -> Any:
+        """Traces and lowers the function; `.compile()` of the result gives the executable."""
+        bound = functools.partial(self.function, **self.static)
+        functools.update_wrapper(bound, self.function)
+        return jax.jit(bound, donate_argnums=self.donate).lower(*self.arguments)
+
+
+def compile_program(source: ProgramSource) -> Any:
+    """The executable of one source: call it with arrays of exactly its shapes."""
+    return source.lower().compile()
+
+
+def compile_side_by_side(sources: Mapping[Any, ProgramSource]) -> dict[Any, Any]:
+    """The executables by the keys of their sources.
+
+    Tracing holds Python's lock and compiling does not: this thread traces the next program while
+    another compiles the last. One compile at a time, so that its counted seconds are its own.
+    """
+    with ThreadPoolExecutor(max_workers=1) as compiler:
+        futures = {key: compiler.submit(source.lower().compile) for key, source in sources.items()}
+    return {key: future.result() for key, future in futures.items()}

@@ -3,9 +3,7 @@
 Does not know requests, pages' owners or text: a plan goes in, one packed result comes back.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +21,7 @@ from jaxinfer.runner.batch import (
     abstract_state,
     init_state,
 )
-from jaxinfer.runner.compile import compile_program
+from jaxinfer.runner.compile import ProgramSource, compile_side_by_side
 from jaxinfer.runner.staging import stage_decode, stage_prefill, unpack
 from jaxinfer.runner.steps import decode_step, head_step, prefill_step
 
@@ -47,38 +45,33 @@ class Programs:
 
 
 def compile_programs(params: Any, config: ModelConfig, geometry: Geometry) -> Programs:
-    """Compiles every program for the shapes of `params` (arrays or shapes), side by side.
-
-    Tracing holds Python's lock, compiling does not: threads overlap the two.
-    """
+    """Compiles every program for the shapes of `params` (arrays or shapes)."""
     cache, state = abstract_cache(config, geometry), abstract_state(geometry)
     static = {"config": config, "geometry": geometry}
-    step = partial(compile_program, donate=(1, 2), static=static)
+
+    def step(function: Any, batch: Any) -> ProgramSource:
+        arguments = (params, cache, state, batch)
+        return ProgramSource(function=function, arguments=arguments, donate=(1, 2), static=static)
+
     rows = (geometry.head_rows, config.hidden_size)
     hidden = jax.ShapeDtypeStruct(rows, jnp.dtype(geometry.activation_dtype))
-    with ThreadPoolExecutor() as threads:
-        prefill = {
-            count: threads.submit(
-                step, prefill_step, (params, cache, state, abstract_prefill_batch(geometry, count))
-            )
-            for count in geometry.prefill_rows
-        }
-        decode = {
-            width: threads.submit(
-                step, decode_step, (params, cache, state, abstract_decode_batch(geometry, width))
-            )
-            for width in geometry.decode_widths
-        }
-        head = threads.submit(
-            compile_program, head_step, (params, hidden), static={"config": config}
-        )
-        init = threads.submit(compile_program, _init_step, (), static=static)
-        return Programs(
-            prefill={count: future.result() for count, future in prefill.items()},
-            decode={width: future.result() for width, future in decode.items()},
-            head=head.result(),
-            init=init.result(),
-        )
+    sources = {
+        "init": ProgramSource(function=_init_step, static=static),
+        "head": ProgramSource(
+            function=head_step, arguments=(params, hidden), static={"config": config}
+        ),
+    }
+    for count in geometry.prefill_rows:
+        sources[f"prefill {count}"] = step(prefill_step, abstract_prefill_batch(geometry, count))
+    for width in geometry.decode_widths:
+        sources[f"decode {width}"] = step(decode_step, abstract_decode_batch(geometry, width))
+    compiled = compile_side_by_side(sources)
+    return Programs(
+        prefill={count: compiled[f"prefill {count}"] for count in geometry.prefill_rows},
+        decode={width: compiled[f"decode {width}"] for width in geometry.decode_widths},
+        head=compiled["head"],
+        init=compiled["init"],
+    )
 
 
 def _init_step(config: ModelConfig, geometry: Geometry) -> tuple[PagedKV, LoopState]:
@@ -126,7 +119,5 @@ class Runner:
                 leaf.delete()
 
     def _run(self, program: Any, batch: Any) -> tuple[StepResult, jax.Array]:
-        self.cache, self.state, packed, hidden = program(
-            self.params, self.cache, self.state, batch
-        )
+        self.cache, self.state, packed, hidden = program(self.params, self.cache, self.state, batch)
         return unpack(np.asarray(packed)), hidden

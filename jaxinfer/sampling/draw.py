@@ -38,7 +38,7 @@ def draw(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> Drawn:
     """
     with jax.named_scope("draw"):
         best = jnp.max(logits, axis=-1)
-        greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        greedy = first_largest(logits)
         random = lax.cond(
             jnp.any(rows.temperature > 0), _draw_random, _no_draw, logits, rows, positions
         )
@@ -53,6 +53,17 @@ def draw(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> Drawn:
             best_ids=best_ids,
             best_logprobs=best_logprobs,
         )
+
+
+def first_largest(values: jax.Array) -> jax.Array:
+    """The lowest index of each row's largest value: [B, V] → [B] i32; any index where it is NaN.
+
+    Two plain reductions: on a CPU they take a third of the time of `argmax` (bench/LOG.md).
+    """
+    size = values.shape[-1]
+    index = jnp.arange(size, dtype=jnp.int32)[None, :]
+    largest = jnp.max(values, axis=-1, keepdims=True)
+    return jnp.minimum(jnp.min(jnp.where(values >= largest, index, size), axis=-1), size - 1)
 
 
 def pack(drawn: Drawn) -> jax.Array:
@@ -73,13 +84,16 @@ def _draw_random(logits: jax.Array, rows: SamplingRows, positions: jax.Array) ->
     noise = jax.vmap(_gumbel, in_axes=(0, 0, 0, None))(
         rows.seeds, rows.sample_index, positions, logits.shape[-1]
     )
-    return jnp.argmax(filtered + noise, axis=-1).astype(jnp.int32)
+    return first_largest(filtered + noise)
 
 
 def _gumbel(seed: jax.Array, sample_index: jax.Array, position: jax.Array, size: int) -> jax.Array:
     key = jax.random.wrap_key_data(seed, impl="threefry2x32")
     key = jax.random.fold_in(jax.random.fold_in(key, sample_index), position)
-    return jax.random.gumbel(key, (size,), jnp.float32)
+    bits = jax.random.bits(key, (size,), jnp.uint32)
+    # (k + 1/2) / 2^23 for k < 2^23 is exact and lies inside (0, 1): no rounding to disagree about.
+    uniform = ((bits >> 9).astype(jnp.float32) + jnp.float32(0.5)) * jnp.float32(2.0**-23)
+    return -jnp.log(-jnp.log(uniform))
 
 
 def _no_draw(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> jax.Array:

@@ -30,7 +30,7 @@ class PagePool:
         return len(self._free) - self._promised
 
     def reserve(self, count: int) -> bool:
-        """Promises `count` pages to a request; False (and nothing changed) if they are not there."""
+        """Promises `count` pages to a request; False, and nothing changed, if too few are left."""
         if count > self.num_unpromised:
             return False
         self._promised += count

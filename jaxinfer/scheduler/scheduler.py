@@ -186,11 +186,10 @@ def _slot(request: Request) -> int:
 
 
 def _logprobs(result: StepResult, row: int, token: int, count: int) -> TokenLogprobs:
-    ids, values = result.best_ids[row, :count], result.best_logprobs[row, :count]
+    ids, values = result.best_ids[row, :count].tolist(), result.best_logprobs[row, :count].tolist()
+    best: dict[int, float] = {}
+    for candidate, value in zip(ids, values, strict=True):
+        best.setdefault(candidate, value)  # a vocabulary smaller than the row repeats id 0 at -inf
     return TokenLogprobs(
-        token_id=token,
-        logprob=float(result.logprobs[row]),
-        best=tuple(zip(ids.tolist(), values.tolist(), strict=True)),
+        token_id=token, logprob=float(result.logprobs[row]), best=tuple(best.items())
     )
-
-

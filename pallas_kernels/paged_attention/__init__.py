@@ -1,5 +1,5 @@
 """Attention of query rows against keys and values kept in pages."""
 
-from pallas_kernels.paged_attention.api import paged_attention
+from pallas_kernels.paged_attention.api import paged_attention, resolve_implementation
 
-__all__ = ["paged_attention"]
+__all__ = ["paged_attention", "resolve_implementation"]

@@ -36,3 +36,8 @@ def paged_attention(
         window=window,
         softcap=softcap,
     )
+
+
+def resolve_implementation(wanted: str) -> str:
+    """The name of the implementation that `wanted` ("auto" or a name) stands for here."""
+    return dispatch.resolve("paged_attention", IMPLEMENTATIONS, wanted)

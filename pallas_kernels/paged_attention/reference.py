@@ -6,12 +6,15 @@ over them in order, sums are folded, and all queries of a kv head form one row a
 product (a second free axis would change the bits).
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from einops import rearrange
 from jax import lax
 
 from pallas_kernels.folded_sum import folded_sum
+from pallas_kernels.rounding import rounded
 
 BLOCK_TOKENS = 64  # keys handled at once; fixed, since it decides the order of additions
 MIN_HEAD_DIM = 64  # shorter heads are padded: the product takes another path below
@@ -56,42 +59,62 @@ def paged_attention(
     Source: FlashAttention-2 (Dao 2023), algorithm 1, over the pages of vLLM (Kwon et al. 2023).
     Cost: 4·B·Q·H·D FLOPs a key, 2·K·D values read a key and row.
     """
-    num_rows, num_queries, _, head_dim = q.shape
+    num_rows, num_queries, num_heads, head_dim = q.shape
     num_kv_heads = k_pages.shape[1]
     positions = starts[:, None] + jnp.arange(num_queries, dtype=jnp.int32)[None, :]  # [B, Q]
     queries, query_positions = _as_one_row_axis(q, positions, num_kv_heads, scale)
     first, last = _block_range(starts, lengths, window)
+    ends = jnp.repeat(starts + lengths, num_kv_heads)[:, None]
 
-    def attend_block(block, carry):
-        running_max, total, weighted = carry
+    def attend_block(block, softmax):
         keys = _fetch_block(k_pages, table, block)
         values = _fetch_block(v_pages, table, block)
         key_positions = block * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
         visible = _visible(query_positions, key_positions, window)
-        scores = _batched_dot(queries, keys, contract_last=True)
-        if softcap:
-            scores = jnp.float32(softcap) * jnp.tanh(scores / jnp.float32(softcap))
-        scores = jnp.where(visible, scores, jnp.float32(MASKED))
-        new_max = jnp.maximum(running_max, jnp.max(scores, axis=-1, keepdims=True))
-        weights = jnp.where(visible, jnp.exp(scores - new_max), jnp.float32(0))
-        fade = jnp.exp(running_max - new_max)
         # A hidden position may hold anything, also NaN, and 0 · NaN is NaN.
-        ends = jnp.repeat(starts + lengths, num_kv_heads)[:, None, None]
-        values = jnp.where(key_positions[None, :, None] < ends, values, jnp.float32(0))
-        product = _batched_dot(weights, values, contract_last=False)
-        return new_max, total * fade + folded_sum(weights), weighted * fade + product
+        written = (key_positions[None, :] < ends)[:, :, None]
+        values = jnp.where(written, values, jnp.float32(0))
+        scores = _capped(_batched_dot(queries, keys, contract_last=True), softcap)
+        return _add_block(softmax, scores, values, visible)
 
-    rows = queries.shape[:2]
-    carry = (
-        jnp.full((*rows, 1), MASKED, jnp.float32),
-        jnp.zeros((*rows, 1), jnp.float32),
-        jnp.zeros(queries.shape, jnp.float32),
+    softmax = RunningSoftmax(
+        peak=jnp.full((*queries.shape[:2], 1), MASKED, jnp.float32),
+        total=jnp.zeros((*queries.shape[:2], 1), jnp.float32),
+        weighted=jnp.zeros(queries.shape, jnp.float32),
     )
-    _, total, weighted = lax.fori_loop(first, last, attend_block, carry)
-    out = weighted / jnp.where(total > 0, total, jnp.float32(1))
-    out = out[:, : num_queries * (q.shape[2] // num_kv_heads), :head_dim]
+    softmax = lax.fori_loop(first, last, attend_block, softmax)
+    out = softmax.weighted / jnp.where(softmax.total > 0, softmax.total, jnp.float32(1))
+    out = out[:, : num_queries * (num_heads // num_kv_heads), :head_dim]
     out = rearrange(out, "(b k) (q g) d -> b q (k g) d", b=num_rows, q=num_queries)
     return out.astype(q.dtype)
+
+
+class RunningSoftmax(NamedTuple):
+    """What the loop over blocks carries, for M query rows of each of B·K row-heads."""
+
+    peak: jax.Array  # [B·K, M, 1] f32, largest score so far
+    total: jax.Array  # [B·K, M, 1] f32, sum of exp(score - peak)
+    weighted: jax.Array  # [B·K, M, D] f32, sum of exp(score - peak) · value
+
+
+def _add_block(softmax, scores, values, visible):
+    scores = jnp.where(visible, scores, jnp.float32(MASKED))
+    peak = jnp.maximum(softmax.peak, jnp.max(scores, axis=-1, keepdims=True))
+    weights = jnp.where(visible, jnp.exp(scores - peak), jnp.float32(0))
+    fade = jnp.exp(softmax.peak - peak)
+    product = _batched_dot(weights, values, contract_last=False)
+    return RunningSoftmax(
+        peak=peak,
+        total=rounded(softmax.total * fade) + folded_sum(weights),
+        weighted=rounded(softmax.weighted * fade) + product,
+    )
+
+
+def _capped(scores, softcap):
+    if not softcap:
+        return scores
+    cap = jnp.float32(softcap)
+    return rounded(cap * jnp.tanh(scores / cap))
 
 
 def _as_one_row_axis(q, positions, num_kv_heads, scale):
@@ -144,6 +167,4 @@ def _visible(query_positions, key_positions, window):
 
 def _batched_dot(left, right, *, contract_last):
     axes = ((2,), (2,)) if contract_last else ((2,), (1,))
-    return lax.dot_general(
-        left, right, (axes, ((0,), (0,))), preferred_element_type=jnp.float32
-    )
+    return lax.dot_general(left, right, (axes, ((0,), (0,))), preferred_element_type=jnp.float32)
