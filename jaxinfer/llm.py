@@ -3,7 +3,7 @@
 Knows prompts and outputs; what a step is, the engine knows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -190,11 +190,15 @@ class LLM:
 
         Raises:
             RequestError: ids that `generate` would refuse too, or more than the pages hold.
+            ConfigError: `decode_from` outside the tokens.
         """
         self._check_idle()
         checked = self._check_ids(token_ids)
-        if decode_from is not None and not 1 <= decode_from <= len(checked):
-            raise ConfigError(f"decode_from={decode_from} must be in [1, {len(checked)}]")
+        if decode_from is not None and decode_from not in range(1, len(checked) + 1):
+            raise ConfigError(
+                f"decode_from={decode_from!r} must be None or an int in [1, {len(checked)}]: at "
+                "least the first token goes through prefill"
+            )
         scheduler = self.engine.scheduler
         return forced_logits(self.engine.runner, scheduler.pages, checked, decode_from=decode_from)
 
@@ -240,18 +244,18 @@ class LLM:
         try:
             for task in tasks:
                 if task.error is not None:
-                    yield StreamDelta(
-                        request_id=task.request_id,
-                        index=0,
-                        text="",
-                        token_ids=[],
-                        finish_reason="error",
-                        error=task.error,
-                    )
+                    yield self._unless_strict(_refusal(task))
             while self.engine.has_work:
-                yield from self.engine.step()
+                self._check_open()
+                for delta in self.engine.step():
+                    yield self._unless_strict(delta)
         finally:
             self._abort(tasks)
+
+    def _unless_strict(self, delta: StreamDelta) -> StreamDelta:
+        if delta.error is not None and self.engine_config.strict:
+            raise RequestError(delta.error)
+        return delta
 
     def _abort(self, tasks: list[Task]) -> None:
         for task in tasks:
@@ -267,6 +271,7 @@ class LLM:
         self, messages: Sequence[Message], template: str | None, render: Mapping[str, Any]
     ) -> Any:
         """Token ids of a conversation, or the RequestError that its row will carry."""
+        self._check_open()
         tokenizer = self.engine.tokenizer
         try:
             if tokenizer is None:
@@ -297,18 +302,32 @@ class LLM:
             raise RequestError(reason)
         return checked
 
-    def _check_idle(self) -> None:
+    def _check_open(self) -> None:
         if self._is_closed:
             raise JaxInferError("the LLM is closed; make a new one")
+
+    def _check_idle(self) -> None:
+        self._check_open()
         if self.engine.has_work:
             raise JaxInferError(
                 "another generate or stream of this LLM is under way; finish or close it first"
             )
 
 
+def _refusal(task: Task) -> StreamDelta:
+    return StreamDelta(
+        request_id=task.request_id,
+        index=0,
+        text="",
+        token_ids=[],
+        finish_reason="error",
+        error=task.error,
+    )
+
+
 def _as_list(prompts: Any) -> list[Any]:
-    """A list of prompts; a single prompt becomes a list of one."""
-    if isinstance(prompts, str | Mapping):
+    """A list of prompts; a single prompt, or what is none at all, becomes a list of one."""
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         return [prompts]
     prompts = list(prompts)
     if prompts and all(isinstance(item, int | np.integer) for item in prompts):
@@ -317,7 +336,10 @@ def _as_list(prompts: Any) -> list[Any]:
 
 
 def _as_conversations(messages: Any) -> list[Any]:
-    if messages and all(isinstance(message, Mapping) for message in messages):
+    """A list of conversations; one conversation, or what is none at all, becomes a list of one."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        return [messages]
+    if all(isinstance(message, Mapping) for message in messages):  # also of no messages
         return [messages]
     return list(messages)
 
@@ -327,6 +349,11 @@ def _one_each(
 ) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+        raise ConfigError(
+            f"sampling_params={params!r}: must be SamplingParams or a list of them, such as "
+            "SamplingParams(temperature=0)"
+        )
     if len(params) != count:
         raise ConfigError(
             f"{len(params)} sampling params for {count} prompts; pass one for all or one each"

@@ -30,7 +30,7 @@ class Geometry:
     """Every axis length that a compiled program has, beside those of the model.
 
     num_slots (B), page_tokens (S), pages_per_row (N), chunk_tokens (T), prefill_rows (the values of
-    R), decode_widths (slots a decode program covers, ascending; the last is B). A cache group is
+    R), decode_widths (rows of each decode program, ascending; the last is B). A cache group is
     the layers that keep the same tokens: `group_windows` (0 is full attention) and `num_pages` (P,
     null page included) have one entry a group, `layer_groups` one a layer.
     """
@@ -159,7 +159,7 @@ def _decode_widths(slots: int, device: Device) -> tuple[int, ...]:
     """Decode programs. On a CPU a step costs its rows, so few requests get a narrow one."""
     if device.platform != "cpu":
         return (slots,)
-    return tuple(width for width in (2, 8, 32) if width < slots) + (slots,)
+    return tuple(width for width in (2, 8, 16) if width < slots) + (slots,)
 
 
 def _group_page_bytes(model: ModelConfig, page: int, kv_dtype: str) -> tuple[int, ...]:

@@ -35,10 +35,13 @@ class PrefillPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePlan:
-    """One token for each busy slot of the first W; the tokens themselves are on the device."""
+    """One token for each of up to W busy slots; the tokens themselves are on the device.
 
+    slots: the slot of each row; B (one past the last) for an empty row.
+    """
+
+    slots: np.ndarray  # [W] i32
     positions: np.ndarray  # [W] i32, position of the token that goes in
-    active: np.ndarray  # [W] i32, 1 for a busy slot
     tables: np.ndarray  # [groups, W, N] i32
     sampling: SamplingPlan  # W rows
 

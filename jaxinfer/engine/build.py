@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from jaxinfer.checkpoint.leaf_match import match_leaves
 from jaxinfer.checkpoint.load import abstract_params, load_params
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import Device, Geometry, cache_bytes, plan_geometry
@@ -19,7 +20,7 @@ from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.memory_plan import MemoryPlan
 from jaxinfer.engine.metrics import EngineMetrics
-from jaxinfer.errors import CapacityError
+from jaxinfer.errors import CapacityError, CheckpointError
 from jaxinfer.runner.compile import CompileLog, counted_compiles, use_compilation_cache
 from jaxinfer.runner.runner import Programs, Runner, compile_programs
 from jaxinfer.scheduler.scheduler import Scheduler
@@ -68,6 +69,8 @@ def build_engine(
     device = find_device()
     geometry = decide_geometry(ask, checkpoint.config, device)
     text = _tokenizer(checkpoint, tokenizer)
+    leaves = jax.tree.leaves(checkpoint.architecture.leaves(checkpoint.config))
+    match_leaves(leaves, checkpoint.config, checkpoint.tensors, checkpoint.kind)  # before compiling
     shapes = abstract_params(checkpoint.config, checkpoint.architecture, geometry.weight_dtype)
     with counted_compiles(compiles):
         programs = compile_programs(shapes, checkpoint.config, geometry)
@@ -136,7 +139,13 @@ def _tokenizer(checkpoint: Checkpoint, other: str | Path | Tokenizer | None) -> 
     if isinstance(other, Tokenizer):
         return other
     if other is not None:
-        return tokenizer_from_folder(Path(other))
+        found = tokenizer_from_folder(Path(other))
+        if found is None:
+            raise CheckpointError(
+                f"tokenizer={str(other)!r}: there is no tokenizer.json in such a folder; name a "
+                "folder that has one, or pass a Tokenizer"
+            )
+        return found
     if checkpoint.gguf_metadata is not None:
         return tokenizer_from_gguf(checkpoint.gguf_metadata)
     return tokenizer_from_folder(checkpoint.folder) if checkpoint.folder else None

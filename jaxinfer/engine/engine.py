@@ -66,7 +66,7 @@ class Engine:
         self._num_added += 1
         task = Task(
             request_id=str(self._num_added - 1),
-            prompt=None,
+            prompt=prompt if isinstance(prompt, str) else None,
             prompt_ids=[],
             params=params,
             arrival_s=time.perf_counter(),

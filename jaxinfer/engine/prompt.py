@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from jaxinfer.errors import RequestError
@@ -35,7 +36,7 @@ def read_prompt(
         token_ids = tokenizer.encode(text)
         if not token_ids and tokenizer.bos_token_id is not None:
             token_ids = [tokenizer.bos_token_id]
-    _check_ids(token_ids, vocab_size)
+    token_ids = _checked_ids(token_ids, vocab_size)
     if len(token_ids) > max_model_len:
         raise RequestError(
             f"the prompt has {len(token_ids)} tokens, max_model_len allows {max_model_len}; "
@@ -68,11 +69,11 @@ def _split(prompt: Any) -> tuple[str | None, list[int]]:
     )
 
 
-def _check_ids(token_ids: list[int], vocab_size: int) -> None:
+def _checked_ids(token_ids: list[Any], vocab_size: int) -> list[int]:
     if not token_ids:
         raise RequestError("the prompt has no tokens; pass at least one character or token id")
     for place, token in enumerate(token_ids):
-        if isinstance(token, bool) or not isinstance(token, int):
+        if isinstance(token, bool) or not isinstance(token, Integral):  # numpy's are Integral
             raise RequestError(
                 f"prompt_token_ids[{place}]={token!r} is a {type(token).__name__}, must be an int"
             )
@@ -81,3 +82,4 @@ def _check_ids(token_ids: list[int], vocab_size: int) -> None:
                 f"prompt_token_ids[{place}]={token} is outside the vocabulary of {vocab_size} "
                 f"tokens; ids go from 0 to {vocab_size - 1}"
             )
+    return [int(token) for token in token_ids]

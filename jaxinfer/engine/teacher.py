@@ -64,10 +64,12 @@ def _decode_one(runner: Runner, pages: PageTables, token: int, position: int) ->
     width = geometry.decode_widths[0]
     pages.extend(0, position, position + 1)
     runner.set_last_tokens(_first(geometry.num_slots, token))
+    slots = np.full(width, geometry.num_slots, np.int32)
+    slots[0] = 0
     plan = DecodePlan(
+        slots=slots,
         positions=_first(width, position),
-        active=_first(width, 1),
-        tables=pages.tables[:, :width].copy(),
+        tables=pages.tables[:, [0] * width],
         sampling=empty_sampling(width),
     )
     _, hidden = runner.decode(plan)

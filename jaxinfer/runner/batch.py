@@ -27,10 +27,10 @@ class PrefillBatch:
 
 @struct.dataclass
 class DecodeBatch:
-    """One token for each of the first W slots."""
+    """One token for each of up to W slots."""
 
+    slots: jax.Array  # [W] i32, slot of each row; B for an empty row
     positions: jax.Array  # [W] i32
-    active: jax.Array  # [W] i32, 1 for a busy slot
     tables: jax.Array  # [groups, W, N] i32
     sampling: SamplingRows  # W rows
 
@@ -57,10 +57,10 @@ def abstract_prefill_batch(geometry: Geometry, num_rows: int) -> PrefillBatch:
 
 
 def abstract_decode_batch(geometry: Geometry, width: int) -> DecodeBatch:
-    """Shapes of a decode batch over the first `width` slots."""
+    """Shapes of a decode batch of `width` rows."""
     return DecodeBatch(
+        slots=_ints(width),
         positions=_ints(width),
-        active=_ints(width),
         tables=_ints(len(geometry.group_windows), width, geometry.pages_per_row),
         sampling=_abstract_sampling(width),
     )

@@ -23,8 +23,8 @@ def stage_prefill(plan: PrefillPlan) -> PrefillBatch:
 def stage_decode(plan: DecodePlan) -> DecodeBatch:
     """The batch of a decode plan."""
     return DecodeBatch(
-        positions=plan.positions,  # type: ignore[arg-type]  # numpy in place of device arrays
-        active=plan.active,  # type: ignore[arg-type]
+        slots=plan.slots,  # type: ignore[arg-type]  # numpy in place of device arrays
+        positions=plan.positions,  # type: ignore[arg-type]
         tables=plan.tables,  # type: ignore[arg-type]
         sampling=_stage_sampling(plan.sampling),
     )

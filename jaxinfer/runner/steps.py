@@ -68,7 +68,7 @@ def decode_step(
     config: ModelConfig,
     geometry: Geometry,
 ) -> StepOutput:
-    """Runs one token for each of the first W slots and draws the next.
+    """Runs one token for each of up to W slots and draws the next.
 
     Returns:
         cache and state; [W, 43] i32 – what was drawn, packed; [W, 1, E] – hidden rows.
@@ -76,18 +76,17 @@ def decode_step(
     Donates: cache and state.
     Cost: reads every weight once and the pages of the active rows.
     """
-    width = batch.positions.shape[0]
+    # The slot of an empty row lies past the end: it reads the last slot and its write is dropped.
     rows = TokenRows(
-        tokens=state.last_tokens[:width, None],
+        tokens=state.last_tokens.at[batch.slots].get(mode="clip")[:, None],
         starts=batch.positions,
-        lengths=batch.active,
+        lengths=(batch.slots < geometry.num_slots).astype(jnp.int32),
         tables=batch.tables,
     )
     forward = architecture_named(config.architecture).forward
     hidden, cache = forward(params, cache, rows, config, geometry)
     packed = _draw_packed(params, hidden[:, 0], batch.sampling, batch.positions + 1, config)
-    drawn = jnp.where(batch.active > 0, packed[:, 0], state.last_tokens[:width])
-    tokens = lax.dynamic_update_slice(state.last_tokens, drawn, (0,))
+    tokens = state.last_tokens.at[batch.slots].set(packed[:, 0], mode="drop")
     return cache, LoopState(last_tokens=tokens), packed, hidden
 
 

@@ -10,12 +10,15 @@ from jaxinfer.scheduler.page_pool import PagePool
 
 
 class PageTables:
-    """Page tables `[groups, B, N]`, kept in step with one pool a group."""
+    """Page tables `[groups, B + 1, N]`, kept in step with one pool a group.
+
+    Row B belongs to no slot and holds null pages: the table of an empty row of a step.
+    """
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
         self.pools = [PagePool(count) for count in geometry.num_pages]
-        shape = (len(self.pools), geometry.num_slots, geometry.pages_per_row)
+        shape = (len(self.pools), geometry.num_slots + 1, geometry.pages_per_row)
         self.tables = np.zeros(shape, np.int32)
         self._left = np.zeros(shape[:2], np.int64)  # promised to a slot and not yet taken
         self._first = np.zeros(shape[:2], np.int64)  # first column that still has a page

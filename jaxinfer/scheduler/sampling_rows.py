@@ -3,8 +3,6 @@
 Written when a request gets its slot, not at every step.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from jaxinfer.config.step_plan import SamplingPlan, empty_sampling
@@ -12,11 +10,10 @@ from jaxinfer.scheduler.request import Request
 
 
 class SlotSampling:
-    """One row of every sampling array a slot."""
+    """One row of every sampling array a slot, and row B, which stays empty."""
 
     def __init__(self, num_slots: int) -> None:
-        self._arrays = empty_sampling(num_slots)
-        self._empty = empty_sampling(1)
+        self._arrays = empty_sampling(num_slots + 1)
 
     def set(self, slot: int, request: Request) -> None:
         """Fills a slot's row from its request."""
@@ -33,13 +30,13 @@ class SlotSampling:
     def clear(self, slot: int) -> None:
         """Makes a slot's row greedy and silent, so that an empty slot costs nothing."""
         for name in SamplingPlan.__slots__:
-            getattr(self._arrays, name)[slot] = getattr(self._empty, name)[0]
+            array = getattr(self._arrays, name)
+            array[slot] = array[-1]
 
-    def rows(self, slots: Sequence[int]) -> SamplingPlan:
-        """A copy of the rows of `slots`, in their order."""
-        index = list(slots)
+    def rows(self, slots: np.ndarray) -> SamplingPlan:
+        """A copy of the rows of `slots` [rows] i32, in their order; B gives an empty row."""
         return SamplingPlan(
-            **{name: getattr(self._arrays, name)[index] for name in SamplingPlan.__slots__}
+            **{name: getattr(self._arrays, name)[slots] for name in SamplingPlan.__slots__}
         )
 
 

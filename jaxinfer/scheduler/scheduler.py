@@ -86,13 +86,13 @@ class Scheduler:
         return drew
 
     def update_decode(self, plan: DecodePlan, result: StepResult) -> list[Request]:
-        """Advances every active slot by one token; returns the requests."""
+        """Advances every planned slot by one token; returns the requests."""
         drew = []
-        for slot in np.flatnonzero(plan.active):
+        for row, slot in enumerate(plan.slots[plan.slots < self.geometry.num_slots]):
             request = self.slots[slot]
-            assert request is not None, "a plan's active slot is empty"
+            assert request is not None, "a planned slot is empty"
             request.num_computed += 1
-            self._accept(request, result, int(slot))
+            self._accept(request, result, row)
             drew.append(request)
         return drew
 
@@ -141,7 +141,7 @@ class Scheduler:
             self.pages.extend(_slot(request), request.num_computed, end)
             if end == len(request.prompt_ids):
                 slots[row] = _slot(request)
-        held = [_slot(request) for request, _, _ in chunks]
+        held = np.array([_slot(request) for request, _, _ in chunks], np.int32)
         return PrefillPlan(
             tokens=tokens,
             starts=np.array([start for _, start, _ in chunks], np.int32),
@@ -152,18 +152,18 @@ class Scheduler:
         )
 
     def _plan_decode(self, decoding: list[Request]) -> DecodePlan:
-        used = max(_slot(request) for request in decoding) + 1
-        width = min(width for width in self.geometry.decode_widths if width >= used)
-        positions, active = np.zeros(width, np.int32), np.zeros(width, np.int32)
-        for request in decoding:
-            slot, position = _slot(request), request.num_computed
-            self.pages.extend(slot, position, position + 1)
-            positions[slot], active[slot] = position, 1
+        widths = self.geometry.decode_widths
+        width = min(width for width in widths if width >= len(decoding))
+        slots = np.full(width, self.geometry.num_slots, np.int32)
+        positions = np.zeros(width, np.int32)
+        for row, request in enumerate(decoding):
+            slots[row], positions[row] = _slot(request), request.num_computed
+            self.pages.extend(_slot(request), request.num_computed, request.num_computed + 1)
         return DecodePlan(
+            slots=slots,
             positions=positions,
-            active=active,
-            tables=self.pages.tables[:, :width].copy(),
-            sampling=self._sampling.rows(range(width)),
+            tables=self.pages.tables[:, slots],
+            sampling=self._sampling.rows(slots),
         )
 
     def _accept(self, request: Request, result: StepResult, row: int) -> None:
