@@ -1,12 +1,12 @@
 """HOST. What the user asked of the engine. `plan_geometry` turns it into what was decided."""
 
-import difflib
 import math
 import os
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from jaxinfer.errors import ConfigError, UnsupportedError
+from jaxinfer.config.option_names import check_option_names
+from jaxinfer.errors import ConfigError
 
 _POWERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -89,18 +89,7 @@ def engine_config(**options: Any) -> EngineConfig:
         UnsupportedError: an option whose feature is not built yet and that asks for it.
         ConfigError: an unknown name (the message offers the nearest one) or a wrong value.
     """
-    known = [field.name for field in fields(EngineConfig)]
-    for name in options:
-        if name in _PLANNED:
-            raise UnsupportedError(
-                f"{name}={options[name]!r}: {_PLANNED[name]} is not built yet; leave {name} out"
-            )
-        if name not in known:
-            near = difflib.get_close_matches(name, [*known, *_PLANNED], n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ConfigError(
-                f"unknown option {name!r}; {hint}known options: {', '.join(sorted(known))}"
-            )
+    check_option_names(options, [field.name for field in fields(EngineConfig)], _PLANNED)
     return EngineConfig(**options)
 
 

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
+from jaxinfer.config.option_names import check_option_names
 from jaxinfer.errors import ConfigError, RequestError
 
 MAX_TEMPERATURE = 2.0
@@ -11,8 +13,29 @@ MAX_LOGPROBS = 20
 MAX_STOP_IDS = 64
 
 
+_PLANNED = {
+    "presence_penalty": "penalties",
+    "frequency_penalty": "penalties",
+    "repetition_penalty": "penalties",
+    "min_tokens": "a least number of tokens",
+    "prompt_logprobs": "log-probabilities of the prompt",
+    "logit_bias": "a bias on logits",
+    "allowed_token_ids": "a list of allowed tokens",
+    "bad_words": "a list of banned words",
+}
+
+
+class _NamedOptions(type):
+    """Gives a record's constructor our errors for unknown names in place of a TypeError."""
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        known = [entry.name for entry in fields(cls) if entry.init]  # type: ignore[arg-type]
+        check_option_names(options, known, _PLANNED)
+        return super().__call__(*args, **options)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(metaclass=_NamedOptions):
     """Sampling parameters of one request.
 
     n: completions a prompt; more than one needs a temperature above 0.
@@ -24,7 +47,8 @@ class SamplingParams:
     logprobs: None, or how many best tokens to report beside the sampled one (at most 20).
 
     Raises:
-        ConfigError: a value outside its rule (it is a ValueError too).
+        ConfigError: an unknown name, or a value outside its rule (it is a ValueError too).
+        UnsupportedError: a name of the contract whose feature is not built yet.
         RequestError: more stop ids or log-probabilities than the ceilings allow (likewise).
     """
 

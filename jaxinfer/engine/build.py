@@ -73,28 +73,39 @@ def build_engine(
     match_leaves(leaves, checkpoint.config, checkpoint.tensors, checkpoint.kind)  # before compiling
     shapes = abstract_params(checkpoint.config, checkpoint.architecture, geometry.weight_dtype)
     with counted_compiles(compiles):
-        programs = compile_programs(shapes, checkpoint.config, geometry)
+        programs = compile_programs(
+            shapes, checkpoint.config, geometry, show_progress=show_progress
+        )
     memory = _memory_plan(shapes, programs, checkpoint, geometry, device)
     _log.info("attention runs as %r", geometry.attention_kernel)
     for line in memory.lines():
         _log.info(line)
-    start = time.perf_counter()
-    params = load_params(
-        checkpoint, weight_dtype=geometry.weight_dtype, show_progress=show_progress
-    )
-    seconds = time.perf_counter() - start
+    runner, metrics = _load(checkpoint, programs, geometry, show_progress)
     engine = Engine(
         config=checkpoint.config,
-        runner=Runner(params, programs, geometry),
+        runner=runner,
         scheduler=Scheduler(geometry),
         tokenizer=text,
         eos_token_ids=_eos_ids(checkpoint, text),
         seed=secrets.randbits(63) if ask.seed is None else ask.seed,
-        metrics=EngineMetrics(model_load_seconds=seconds, num_programs=len(programs.named())),
+        metrics=metrics,
     )
     return Built(
         engine=engine, checkpoint=checkpoint, geometry=geometry, memory=memory, compiles=compiles
     )
+
+
+def _load(
+    checkpoint: Checkpoint, programs: Programs, geometry: Geometry, show_progress: bool
+) -> tuple[Runner, EngineMetrics]:
+    start = time.perf_counter()
+    params = load_params(
+        checkpoint, weight_dtype=geometry.weight_dtype, show_progress=show_progress
+    )
+    metrics = EngineMetrics(
+        model_load_seconds=time.perf_counter() - start, num_programs=len(programs.named())
+    )
+    return Runner(params, programs, geometry), metrics
 
 
 def decide_geometry(ask: EngineConfig, model: ModelConfig, device: Device) -> Geometry:

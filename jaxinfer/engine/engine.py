@@ -86,16 +86,16 @@ class Engine:
         if plan is None:
             return []
         drew = self._run(plan)
-        now = time.perf_counter()
-        deltas = [self._take_in(request, now) for request in drew]
         self.metrics.see_usage(self._usage())
-        return deltas
+        now = time.perf_counter()
+        return [self._take_in(request, now) for request in drew]
 
     def abort(self, task: Task) -> None:
         """Ends a task's unfinished completions with reason "abort"; frees their pages."""
         for completion in task.completions:
             if not completion.request.is_finished:
                 completion.request.finish_reason = "abort"
+                completion.flush()
                 self._finish(completion.request, time.perf_counter())
 
     def _admit(self, task: Task, prompt: Any) -> None:
@@ -181,14 +181,18 @@ class Engine:
 
     def _take_in(self, request: Request, now: float) -> StreamDelta:
         task, completion = self._owners[request]
-        if request.first_token_s is None:
-            request.first_token_s = now
-            self.metrics.see_first_token(now - request.arrival_s)
-        self.metrics.generation_tokens += int(request.error is None)
+        if request.error is None:
+            self._count_token(request, now)
         text = completion.advance()
         if request.is_finished:
             self._finish(request, now)
         return task.delta(completion, text)
+
+    def _count_token(self, request: Request, now: float) -> None:
+        self.metrics.generation_tokens += 1
+        if request.first_token_s is None:
+            request.first_token_s = now
+            self.metrics.see_first_token(now - request.arrival_s)
 
     def _finish(self, request: Request, now: float) -> None:
         request.finished_s = now

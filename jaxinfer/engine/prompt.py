@@ -77,7 +77,7 @@ def _checked_ids(token_ids: list[Any], vocab_size: int) -> list[int]:
             raise RequestError(
                 f"prompt_token_ids[{place}]={token!r} is a {type(token).__name__}, must be an int"
             )
-        if not 0 <= token < vocab_size:
+        if not 0 <= int(token) < vocab_size:
             raise RequestError(
                 f"prompt_token_ids[{place}]={token} is outside the vocabulary of {vocab_size} "
                 f"tokens; ids go from 0 to {vocab_size - 1}"

@@ -26,8 +26,10 @@ class Completion:
     def advance(self) -> str:
         """Takes in the last token: new text; a stop string sets the request's finish reason."""
         request = self.request
-        if self.detokenizer is None or request.finish_reason == "error":
+        if self.detokenizer is None:
             return ""
+        if request.finish_reason == "error":
+            return self.flush()
         text = ""
         ended_by_token = request.finish_reason == "stop"
         if not ended_by_token or request.params.include_stop_str_in_output:
@@ -35,9 +37,11 @@ class Completion:
             text = delta.text
             if delta.stopped and not ended_by_token:
                 request.finish_reason, request.stop_reason = "stop", delta.stop_reason
-        if request.is_finished:
-            text += self.detokenizer.finish().text
-        return text
+        return text + self.flush() if request.is_finished else text
+
+    def flush(self) -> str:
+        """What was held back for a stop string that will not come any more."""
+        return self.detokenizer.finish().text if self.detokenizer else ""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -24,7 +24,8 @@ def forced_logits(
         [T, V] f32.
     """
     split = len(token_ids) if decode_from is None else decode_from
-    assert pages.reserve(0, len(token_ids)), "the caller checks that the pages are there"
+    reserved = pages.reserve(0, len(token_ids))
+    assert reserved, "the caller checks that the pages are there"
     try:
         hidden = [
             _prefill_chunk(runner, pages, token_ids[:split], start)

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
+from tqdm import tqdm
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -82,12 +83,18 @@ def compile_program(source: ProgramSource) -> Any:
     return source.lower().compile()
 
 
-def compile_side_by_side(sources: Mapping[Any, ProgramSource]) -> dict[Any, Any]:
-    """The executables by the keys of their sources.
+def compile_side_by_side(
+    sources: Mapping[str, ProgramSource], *, show_progress: bool = False
+) -> dict[str, Any]:
+    """The executables by the names of their sources.
 
     Tracing holds Python's lock and compiling does not: this thread traces the next program while
     another compiles the last. One compile at a time, so that its counted seconds are its own.
     """
-    with ThreadPoolExecutor(max_workers=1) as compiler:
-        futures = {key: compiler.submit(source.lower().compile) for key, source in sources.items()}
-    return {key: future.result() for key, future in futures.items()}
+    bar = tqdm(total=len(sources), desc="compiling programs", disable=not show_progress)
+    with bar, ThreadPoolExecutor(max_workers=1) as compiler:
+        futures = {}
+        for name, source in sources.items():
+            futures[name] = compiler.submit(source.lower().compile)
+            futures[name].add_done_callback(lambda _: bar.update())
+        return {name: future.result() for name, future in futures.items()}

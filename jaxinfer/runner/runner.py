@@ -44,7 +44,9 @@ class Programs:
         )
 
 
-def compile_programs(params: Any, config: ModelConfig, geometry: Geometry) -> Programs:
+def compile_programs(
+    params: Any, config: ModelConfig, geometry: Geometry, *, show_progress: bool = False
+) -> Programs:
     """Compiles every program for the shapes of `params` (arrays or shapes)."""
     cache, state = abstract_cache(config, geometry), abstract_state(geometry)
     static = {"config": config, "geometry": geometry}
@@ -65,7 +67,7 @@ def compile_programs(params: Any, config: ModelConfig, geometry: Geometry) -> Pr
         sources[f"prefill {count}"] = step(prefill_step, abstract_prefill_batch(geometry, count))
     for width in geometry.decode_widths:
         sources[f"decode {width}"] = step(decode_step, abstract_decode_batch(geometry, width))
-    compiled = compile_side_by_side(sources)
+    compiled = compile_side_by_side(sources, show_progress=show_progress)
     return Programs(
         prefill={count: compiled[f"prefill {count}"] for count in geometry.prefill_rows},
         decode={width: compiled[f"decode {width}"] for width in geometry.decode_widths},

@@ -27,12 +27,6 @@ class SlotSampling:
         arrays.sample_index[slot] = request.sample_index
         arrays.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
 
-    def clear(self, slot: int) -> None:
-        """Makes a slot's row greedy and silent, so that an empty slot costs nothing."""
-        for name in SamplingPlan.__slots__:
-            array = getattr(self._arrays, name)
-            array[slot] = array[-1]
-
     def rows(self, slots: np.ndarray) -> SamplingPlan:
         """A copy of the rows of `slots` [rows] i32, in their order; B gives an empty row."""
         return SamplingPlan(

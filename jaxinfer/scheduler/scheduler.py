@@ -103,7 +103,6 @@ class Scheduler:
                 self.waiting.remove(request)
             return
         self.pages.release(request.slot)
-        self._sampling.clear(request.slot)
         self.slots[request.slot] = None
         request.slot = None
 

@@ -64,25 +64,19 @@ def paged_attention(
     positions = starts[:, None] + jnp.arange(num_queries, dtype=jnp.int32)[None, :]  # [B, Q]
     queries, query_positions = _as_one_row_axis(q, positions, num_kv_heads, scale)
     first, last = _block_range(starts, lengths, window)
-    ends = jnp.repeat(starts + lengths, num_kv_heads)[:, None]
 
     def attend_block(block, softmax):
         keys = _fetch_block(k_pages, table, block)
         values = _fetch_block(v_pages, table, block)
         key_positions = block * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
         visible = _visible(query_positions, key_positions, window)
-        # A hidden position may hold anything, also NaN, and 0 · NaN is NaN.
-        written = (key_positions[None, :] < ends)[:, :, None]
-        values = jnp.where(written, values, jnp.float32(0))
+        # What no query of the row sees may hold anything, also NaN, and 0 · NaN is NaN.
+        held = _held(starts, lengths, key_positions, window, num_kv_heads)
+        values = jnp.where(held, values, jnp.float32(0))
         scores = _capped(_batched_dot(queries, keys, contract_last=True), softcap)
         return _add_block(softmax, scores, values, visible)
 
-    softmax = RunningSoftmax(
-        peak=jnp.full((*queries.shape[:2], 1), MASKED, jnp.float32),
-        total=jnp.zeros((*queries.shape[:2], 1), jnp.float32),
-        weighted=jnp.zeros(queries.shape, jnp.float32),
-    )
-    softmax = lax.fori_loop(first, last, attend_block, softmax)
+    softmax = lax.fori_loop(first, last, attend_block, _empty_softmax(queries))
     out = softmax.weighted / jnp.where(softmax.total > 0, softmax.total, jnp.float32(1))
     out = out[:, : num_queries * (num_heads // num_kv_heads), :head_dim]
     out = rearrange(out, "(b k) (q g) d -> b q (k g) d", b=num_rows, q=num_queries)
@@ -95,6 +89,14 @@ class RunningSoftmax(NamedTuple):
     peak: jax.Array  # [B·K, M, 1] f32, largest score so far
     total: jax.Array  # [B·K, M, 1] f32, sum of exp(score - peak)
     weighted: jax.Array  # [B·K, M, D] f32, sum of exp(score - peak) · value
+
+
+def _empty_softmax(queries):
+    return RunningSoftmax(
+        peak=jnp.full((*queries.shape[:2], 1), MASKED, jnp.float32),
+        total=jnp.zeros((*queries.shape[:2], 1), jnp.float32),
+        weighted=jnp.zeros(queries.shape, jnp.float32),
+    )
 
 
 def _add_block(softmax, scores, values, visible):
@@ -156,6 +158,14 @@ def _fetch_block(pages, table, block):
         tokens = rearrange(pages[page], "b n k s d -> b k (n s) d")
     tokens = rearrange(tokens, "b k t d -> (b k) t d").astype(jnp.float32)
     return jnp.pad(tokens, ((0, 0), (0, 0), (0, max(0, MIN_HEAD_DIM - head_dim))))
+
+
+def _held(starts, lengths, key_positions, window, num_kv_heads):
+    """Positions that a row still keeps: before its end, and not behind its first query's window."""
+    held = key_positions[None, :] < (starts + lengths)[:, None]
+    if window:
+        held &= key_positions[None, :] >= (starts - (window - 1))[:, None]
+    return jnp.repeat(held, num_kv_heads, axis=0)[:, :, None]
 
 
 def _visible(query_positions, key_positions, window):

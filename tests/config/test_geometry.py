@@ -1,0 +1,217 @@
+"""The arithmetic of a geometry: pages, budgets, shapes; what does not fit says both numbers."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxinfer.config.engine_config import EngineConfig
+from jaxinfer.config.geometry import (
+    CPU_POOL_BYTES,
+    Device,
+    Geometry,
+    cache_bytes,
+    kv_token_bytes,
+    pages_needed,
+    plan_geometry,
+    weights_bytes,
+)
+from jaxinfer.config.model_config import ModelConfig
+from jaxinfer.errors import CapacityError, ConfigError
+from tests.support.records import model_config
+
+CPU = Device(platform="cpu", free_bytes=1 << 30)
+GPU = Device(platform="gpu", free_bytes=1 << 36)
+
+
+def plan(device: Device = CPU, model: ModelConfig | None = None, **ask: Any) -> Geometry:
+    return plan_geometry(EngineConfig(**ask), model or model_config(), device)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "page", "window", "step", "pages"),
+    [
+        (1, 8, 0, 8, 1),
+        (8, 8, 0, 8, 1),
+        (9, 8, 0, 8, 2),
+        (100, 8, 8, 8, 3),  # 16 tokens may lie across three pages
+        (100, 8, 9, 8, 4),
+        (20, 8, 1000, 8, 3),  # never more than the request has
+        (1000, 16, 512, 256, 49),
+    ],
+)
+def test_pages_needed(tokens: int, page: int, window: int, step: int, pages: int) -> None:
+    assert pages_needed(tokens, page, window, step) == pages
+
+
+@given(
+    st.integers(1, 200), st.sampled_from([8, 16, 32]), st.integers(1, 64), st.sampled_from([8, 32])
+)
+def test_a_window_s_pages_cover_what_any_step_holds(
+    tokens: int, page: int, window: int, step: int
+) -> None:
+    """Counted out: the pages of a step's tokens and of the window before them, at any start."""
+    held = [
+        -(-min(start + step, tokens) // page) - max(0, start - window + 1) // page
+        for start in range(tokens)
+    ]
+    assert max(held) <= pages_needed(tokens, page, window, step)
+
+
+def test_a_cpu_s_defaults() -> None:
+    made = plan()
+    assert (made.num_slots, made.page_tokens, made.chunk_tokens) == (32, 64, 64)
+    assert made.prefill_rows == (1, 4) and made.max_prefill_tokens == 256
+    assert made.decode_widths == (2, 8, 16, 32)
+    assert made.max_model_len == 256 and made.pages_per_row == 4
+    assert (made.weight_dtype, made.activation_dtype) == ("bfloat16", "float32")
+    assert made.kv_dtype == "float32" and made.num_pages == (4 * 32 + 1,)
+
+
+def test_a_gpu_s_defaults() -> None:
+    made = plan(GPU)
+    assert (made.num_slots, made.page_tokens, made.chunk_tokens) == (64, 128, 128)
+    assert made.decode_widths == (64,)
+    kinds = {made.weight_dtype, made.activation_dtype, made.kv_dtype}
+    assert kinds == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("slots", "widths"),
+    [(1, (2,)), (2, (2,)), (3, (2, 3)), (8, (2, 8)), (9, (2, 8, 9)), (64, (2, 8, 16, 64))],
+)
+def test_decode_widths_end_with_the_slots(slots: int, widths: tuple[int, ...]) -> None:
+    made = plan(max_num_seqs=slots)
+    assert made.decode_widths == widths and made.num_slots == max(2, slots)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows"), [(None, (1, 4)), (16, (1,)), (31, (1,)), (32, (1, 2)), (128, (1, 8))]
+)
+def test_prefill_rows(tokens: int | None, rows: tuple[int, ...]) -> None:
+    assert plan(prefill_chunk_tokens=16, max_num_batched_tokens=tokens).prefill_rows == rows
+
+
+def test_a_step_smaller_than_a_chunk_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_num_batched_tokens=63 is less than one chunk of 64"):
+        plan(max_num_batched_tokens=63)
+
+
+@pytest.mark.parametrize(
+    ("ask", "length"), [({}, 256), ({"max_model_len": 1}, 1), ({"max_model_len": 256}, 256)]
+)
+def test_max_model_len(ask: dict[str, Any], length: int) -> None:
+    assert plan(**ask).max_model_len == length
+
+
+def test_max_model_len_is_bounded_by_the_model() -> None:
+    with pytest.raises(ConfigError, match="max_model_len=257 is more than the model's 256"):
+        plan(max_model_len=257)
+    assert plan(model=model_config(max_position=1 << 20)).max_model_len == 8192
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv", "device", "expected"),
+    [
+        ("float32", "auto", CPU, ("float32", "float32", "float32")),
+        ("bfloat16", "bfloat16", CPU, ("bfloat16", "float32", "bfloat16")),
+        ("float32", "auto", GPU, ("float32", "float32", "float32")),
+        ("auto", "float32", GPU, ("bfloat16", "bfloat16", "float32")),
+    ],
+)
+def test_dtypes(dtype: str, kv: str, device: Device, expected: tuple[str, ...]) -> None:
+    made = plan(device, dtype=dtype, kv_cache_dtype=kv)
+    assert (made.weight_dtype, made.activation_dtype, made.kv_dtype) == expected
+
+
+def test_layers_that_keep_the_same_tokens_share_a_group() -> None:
+    made = plan(model=model_config(windows=(8, 0, 8, 16)), max_model_len=200, block_size=8)
+    assert made.group_windows == (0, 8, 16)
+    assert made.layer_groups == (1, 0, 1, 2)
+    full, narrow, wider = made.num_pages
+    assert full == 25 * 32 + 1
+    assert narrow == wider == 25 * 32 + 1  # a step of 256 tokens is longer than the request
+    made = plan(
+        model=model_config(windows=(8, 0)), block_size=8, prefill_chunk_tokens=8, max_num_seqs=2
+    )
+    assert made.num_pages == (32 * 2 + 1, 6 * 2 + 1)
+
+
+def test_the_override_is_the_pool_of_every_group() -> None:
+    model = model_config(windows=(0, 8))
+    ask: dict[str, Any] = {"block_size": 8, "prefill_chunk_tokens": 8, "max_num_seqs": 2}
+    assert plan(model=model, num_gpu_blocks_override=40, **ask).num_pages == (41, 13)
+    assert plan(model=model, num_gpu_blocks_override=1, **ask).num_pages == (2, 2)
+    # More than all slots can hold is never taken.
+    assert plan(model=model, num_gpu_blocks_override=10**9, **ask).num_pages == (65, 13)
+
+
+def weights() -> int:
+    return weights_bytes(model_config(), "bfloat16")
+
+
+def one_request() -> int:
+    """Bytes of one request of 256 tokens in two layers, and of the null page of 64."""
+    return (256 + 64) * 2 * kv_token_bytes(model_config(), "float32")
+
+
+def test_bytes_by_hand() -> None:
+    attention, mlp, outer = 2 * (4 + 2) * 16 * 64, 3 * 96 * 64, 2 * 320 * 64
+    assert weights() == 2 * (2 * (attention + mlp) + outer)
+    assert weights_bytes(model_config(tie_embeddings=True), "float32") == 4 * (
+        2 * (attention + mlp) + outer // 2
+    )
+    assert kv_token_bytes(model_config(), "float32") == 2 * 2 * 16 * 4
+    assert cache_bytes(model_config(), plan()) == 129 * 64 * 2 * 2 * 2 * 16 * 4
+
+
+def test_exactly_one_request_fits() -> None:
+    for slots in (2, 3, 7, 32):
+        device = Device(platform="gpu", free_bytes=weights() + one_request())
+        made = plan(
+            device,
+            gpu_memory_utilization=1.0,
+            kv_cache_dtype="float32",
+            block_size=64,
+            max_num_seqs=slots,
+        )
+        assert made.num_pages == (5,)
+        assert cache_bytes(model_config(), made) == one_request()
+
+
+def test_one_byte_less_is_too_little_and_says_so() -> None:
+    device = Device(platform="cpu", free_bytes=weights() + one_request() - 1)
+    with pytest.raises(CapacityError) as caught:
+        plan(device, gpu_memory_utilization=1.0)
+    assert f"{one_request() - 1:,}" in str(caught.value) and f"{one_request():,}" in str(
+        caught.value
+    )
+    assert "lower max_model_len" in str(caught.value)
+
+
+@pytest.mark.parametrize("free", [0, 1000, weights()])
+def test_weights_that_do_not_fit_say_both_numbers(free: int) -> None:
+    with pytest.raises(CapacityError) as caught:
+        plan(Device(platform="cpu", free_bytes=free))
+    assert f"{weights():,} bytes" in str(caught.value) and f"{free:,}" in str(caught.value)
+
+
+@given(st.integers(0, 40_000_000), st.integers(1, 64), st.sampled_from([(0, 0), (0, 16, 16)]))
+def test_a_planned_pool_is_within_its_budget(extra: int, slots: int, windows: tuple) -> None:
+    model = model_config(windows=windows)
+    device = Device(platform="cpu", free_bytes=weights_bytes(model, "bfloat16") + extra)
+    try:
+        made = plan(device, model, gpu_memory_utilization=1.0, max_num_seqs=slots, block_size=16)
+    except CapacityError:
+        return
+    assert cache_bytes(model, made) <= extra
+    step = made.max_prefill_tokens
+    for window, count in zip(made.group_windows, made.num_pages, strict=True):
+        assert count - 1 >= pages_needed(made.max_model_len, 16, window, step)
+
+
+def test_a_cpu_s_default_pool_has_a_ceiling() -> None:
+    model = model_config(max_position=1 << 20, num_kv_heads=4, head_dim=256)
+    made = plan(Device(platform="cpu", free_bytes=1 << 40), model)
+    assert CPU_POOL_BYTES * 0.9 < cache_bytes(model, made) <= CPU_POOL_BYTES

@@ -1,0 +1,1 @@
+"""Whole engines: files in, text out."""

@@ -1,0 +1,49 @@
+"""What tests of whole engines share: settings, running, and what must be equal bit for bit."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxinfer import LLM, CompletionOutput, RequestOutput, SamplingParams
+
+# Few and small programs, so that an engine starts in seconds.
+SMALL: Mapping[str, Any] = {
+    "dtype": "float32",
+    "max_num_seqs": 2,
+    "prefill_chunk_tokens": 16,
+    "block_size": 16,
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+def run(llm: LLM, prompts: Any, params: Any = GREEDY) -> list[RequestOutput]:
+    """`generate` without a bar."""
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+def run_one(llm: LLM, prompt: Any, params: SamplingParams = GREEDY) -> CompletionOutput:
+    """The only completion of one prompt."""
+    (output,) = run(llm, [prompt], params)
+    (completion,) = output.outputs
+    return completion
+
+
+def bits(output: RequestOutput) -> list[tuple]:
+    """Everything of an output that batching must not change."""
+    return [
+        (one.index, one.text, one.token_ids, one.finish_reason, one.stop_reason, one.logprobs)
+        for one in output.outputs
+    ]
+
+
+def ids(llm_outputs: Sequence[RequestOutput]) -> list[list[int]]:
+    """Token ids of the first completion of each output."""
+    return [output.outputs[0].token_ids for output in llm_outputs]
+
+
+def assert_drained(llm: LLM) -> None:
+    """No request, no slot and no page is left in use or promised."""
+    scheduler = llm.engine.scheduler
+    assert not scheduler.has_work
+    for pool in scheduler.pages.pools:
+        assert (pool.num_used, pool.num_unpromised) == (0, pool.num_usable)
+    assert not scheduler.pages.tables.any()

@@ -1,0 +1,91 @@
+"""Promise 11: NaN or infinity in the logits ends that row with an error; the others go on.
+
+Weights are poisoned in the runner, since a checkpoint that holds NaN is refused at load (BB-41).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from jaxinfer import LLM, SamplingParams
+from jaxinfer.errors import RequestError
+from tests.end_to_end.engines import assert_drained, bits, run, run_one
+
+POISON = 300
+GOOD = [[1, 2, 3], list(range(70)), [9] * 17]
+PARAMS = SamplingParams(temperature=0, max_tokens=10, logprobs=2, ignore_eos=True)
+
+
+@contextmanager
+def poisoned(llm: LLM, token: int, value: float = float("nan")) -> Iterator[None]:
+    """The embedding of one token is not finite."""
+    runner = llm.engine.runner
+    sound = runner.params
+    embedding = np.array(sound["embedding"])
+    embedding[token] = value
+    runner.params = {**sound, "embedding": jax.device_put(embedding)}
+    try:
+        yield
+    finally:
+        runner.params = sound
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_one_row_ends_and_the_others_go_on(tiny: LLM, value: float) -> None:
+    alone = [bits(output) for output in run(tiny, GOOD, PARAMS)]
+    with poisoned(tiny, POISON, value):
+        outputs = run(tiny, [GOOD[0], [5, POISON, 6], *GOOD[1:]], PARAMS)
+        assert [bits(outputs[place]) for place in (0, 2, 3)] == alone
+        bad = outputs[1]
+        assert bad.error is not None and "NaN or Inf" in bad.error
+        assert (bad.outputs[0].finish_reason, bad.outputs[0].token_ids) == ("error", [])
+        assert_drained(tiny)
+        # The pages that held NaN are somebody else's now.
+        assert [bits(output) for output in run(tiny, GOOD, PARAMS)] == alone
+
+
+def test_the_token_that_pads_may_be_poisoned(tiny: LLM) -> None:
+    """Padding is token 0: its keys and values go to the null page, which nobody reads."""
+    prompts = [[1, 2, 3], list(range(1, 71)), [9] * 17]
+    alone = [bits(output) for output in run(tiny, prompts, PARAMS)]
+    with poisoned(tiny, 0):
+        assert [bits(output) for output in run(tiny, prompts, PARAMS)] == alone
+
+
+def test_a_row_that_goes_wrong_later_keeps_its_text(tiny: LLM) -> None:
+    sound = run_one(tiny, GOOD[0], PARAMS)
+    drawn = sound.token_ids
+    third = drawn[2]
+    assert third not in GOOD[0] and drawn.index(third) == 2
+    with poisoned(tiny, third):
+        (output,) = run(tiny, [GOOD[0]], PARAMS)
+        completion = output.outputs[0]
+        assert completion.token_ids == drawn[:3]
+        assert completion.finish_reason == "error"
+        assert output.error is not None and "6 tokens" in output.error
+        assert completion.logprobs == (sound.logprobs or [])[:3]
+        deltas = list(tiny.stream([GOOD[0]], PARAMS))
+        assert sum((delta.token_ids for delta in deltas), []) == drawn[:3]
+        assert deltas[-1].error == output.error
+        assert "".join(delta.text for delta in deltas) == completion.text
+
+
+def test_samples_of_one_prompt_fail_together(tiny: LLM) -> None:
+    with poisoned(tiny, POISON):
+        params = SamplingParams(temperature=1.0, n=3, max_tokens=4)
+        (output,) = run(tiny, [[POISON]], params)
+    assert [one.finish_reason for one in output.outputs] == ["error"] * 3
+    assert output.error is not None
+
+
+def test_strict_raises(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "engine_config", replace(tiny.engine_config, strict=True))
+    with poisoned(tiny, POISON):
+        with pytest.raises(RequestError, match="NaN or Inf"):
+            run(tiny, [GOOD[0], [POISON]], PARAMS)
+        with pytest.raises(RequestError, match="NaN or Inf"):
+            list(tiny.stream([GOOD[0], [POISON]], PARAMS))

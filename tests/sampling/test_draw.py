@@ -1,0 +1,240 @@
+"""Drawn tokens: the exact law, keys of (seed, sample, position) alone, log-probabilities, flags.
+
+A program is compiled for each shape, so the tests keep to four: [2000, 6], [3, 6], and [2, 300] and
+[40, 300].
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer.config.step_plan import StepResult
+from jaxinfer.runner.staging import unpack
+from jaxinfer.sampling.draw import PACKED_COLUMNS, Drawn, draw, pack
+from tests.sampling import reference
+from tests.sampling.rows import repeated, sampling_rows
+
+LOGITS = np.array([1.2, 0.4, -0.3, 2.0, 0.0, -5.0], np.float32)
+MANY = 2000
+
+
+def _packed(logits, rows, positions):
+    return pack(draw(logits, rows, positions))
+
+
+program = jax.jit(_packed)
+
+
+def draw_rows(logits: np.ndarray, params: list[dict[str, Any]], positions: Any) -> StepResult:
+    packed = program(logits, sampling_rows(*params), np.asarray(positions, np.int32))
+    assert packed.shape == (len(params), PACKED_COLUMNS)
+    return unpack(np.asarray(packed))
+
+
+def draw_many(count: int, logits: np.ndarray = LOGITS, **params: Any) -> np.ndarray:
+    """`count` draws from six logits at positions 0, 1, …"""
+    rows, every = repeated(sampling_rows(params), MANY), np.tile(logits, (MANY, 1))
+    positions = np.arange(count, dtype=np.int32).reshape(-1, MANY)
+    packed = [np.asarray(program(every, rows, some)) for some in positions]
+    return np.concatenate([unpack(one).tokens for one in packed])
+
+
+def random_logits(rows: int, *, scale: float = 1.0, seed: int = 0) -> np.ndarray:
+    values = np.random.default_rng(seed).normal(size=(rows, 300))
+    return (scale * values).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 2.0},
+        {"top_k": 3},
+        {"top_p": 0.8},
+        {"min_p": 0.15},
+        {"temperature": 1.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1},
+    ],
+)
+def test_the_law_is_the_filtered_softmax(params: dict[str, Any]) -> None:
+    counts = np.bincount(draw_many(20_000, seed=7, **params), minlength=6)
+    law = reference.softmax(reference.filtered(LOGITS, **params))
+    found, bound = reference.chi_square(counts, law)
+    assert found < bound
+
+
+def test_the_bound_sees_a_wrong_law() -> None:
+    counts = np.bincount(draw_many(20_000, seed=7), minlength=6)
+    wrong = reference.softmax(reference.filtered(LOGITS, temperature=1.1))
+    found, bound = reference.chi_square(counts, wrong)
+    assert found > bound
+
+
+@pytest.mark.parametrize("varied", ["seed", "sample_index"])
+def test_the_law_holds_over_seeds_and_over_samples(varied: str) -> None:
+    rows = [{"seed": 1, "sample_index": 0, varied: i} for i in range(MANY)]
+    tokens = draw_rows(np.tile(LOGITS, (MANY, 1)), rows, np.full(MANY, 9)).tokens
+    law = reference.softmax(LOGITS.astype(np.float64))
+    found, bound = reference.chi_square(np.bincount(tokens, minlength=6), law)
+    assert found < bound
+
+
+def test_neighbouring_positions_are_independent() -> None:
+    tokens = draw_many(20_000, seed=3)
+    pairs = np.bincount(tokens[0::2] * 6 + tokens[1::2], minlength=36)
+    law = reference.softmax(LOGITS.astype(np.float64))
+    found, bound = reference.chi_square(pairs, np.outer(law, law).ravel())
+    assert found < bound
+
+
+def test_rare_tokens_have_their_probability() -> None:
+    """A noise of coarse uniforms would never, or too often, draw a token of one in 10,000."""
+    logits = np.full(6, -np.inf, np.float32)
+    logits[2:4] = np.log(np.array([0.9999, 0.0001]))
+    counts = np.bincount(draw_many(100_000, logits, seed=5), minlength=6)
+    assert counts[2] + counts[3] == 100_000 and 1 <= counts[3] <= 30  # 10 on average
+
+
+def test_a_key_is_seed_sample_and_position_and_nothing_else() -> None:
+    """Promise 3: the slot, the number of rows and the neighbours do not matter."""
+    base = {"seed": 2**40 + 5, "sample_index": 3, "temperature": 1.7}
+    logits = random_logits(40)
+    expected = [draw_rows(logits[[0, 1]], [base, {}], [p, 0]).tokens[0] for p in range(20)]
+    assert len(set(expected)) > 10
+    for width, slot in ((2, 1), (40, 0), (40, 17)):
+        for position in (0, 7, 19):
+            order = np.roll(np.arange(width), slot)  # row 0 stands at `slot`
+            rows: list[dict[str, Any]] = [{"seed": i, "temperature": 0.3} for i in range(width)]
+            rows[slot] = base
+            positions = np.arange(width)
+            positions[slot] = position
+            found = draw_rows(logits[order], rows, positions)
+            assert found.tokens[slot] == expected[position]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *({"seed": 2}, {"seed": 1 + 2**32}, {"sample_index": 1}, {"position": 1}),
+        {"sample_index": 2, "position": -2},  # the parts do not just add up
+    ],
+)
+def test_every_part_of_the_key_counts(other: dict[str, int]) -> None:
+    """BB-21 (vllm#51226): different samples and seeds differ, equal ones are equal."""
+    logits, positions = np.zeros((40, 300), np.float32), 2 * np.arange(5, 45)
+    place = other.get("position", 0)
+    params = {name: value for name, value in other.items() if name != "position"}
+    one = draw_rows(logits, [{"seed": 1}] * 40, positions).tokens
+    again = draw_rows(logits, [{"seed": 1}] * 40, positions).tokens
+    different = draw_rows(logits, [{"seed": 1, **params}] * 40, positions + place).tokens
+    np.testing.assert_array_equal(one, again)
+    assert (one != different).mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    "ignored", [{}, {"top_k": 1}, {"top_p": 0.1}, {"min_p": 0.5}, {"seed": 9, "sample_index": 4}]
+)
+def test_greedy_is_the_first_of_the_best(ignored: dict[str, Any]) -> None:
+    """BB-26 (vllm#9453): ids 5 and 9 tie, 5 is drawn; greedy ignores the filters."""
+    logits = np.zeros((2, 300), np.float32)
+    logits[:, [5, 9]] = 17.9
+    drawn = draw_rows(logits, [{"temperature": 0.0, **ignored}] * 2, [0, 1])
+    assert drawn.tokens.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        *({"temperature": t} for t in (1e-2, 1e-4, 1e-6, 1e-30, 5e-324)),
+        *({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}),
+    ],
+)
+def test_what_leaves_only_the_best_is_greedy(params: dict[str, Any]) -> None:
+    """BB-19, BB-20: beside greedy and other rows in one batch."""
+    logits = random_logits(40, scale=8.0)
+    rows = [{**params, "seed": i} if i % 4 else {"top_k": 64} for i in range(40)]
+    drawn = draw_rows(logits, rows, np.arange(40)).tokens
+    mine = np.arange(40) % 4 > 0
+    np.testing.assert_array_equal(drawn[mine], logits.argmax(axis=-1)[mine])
+
+
+def test_logprobs_are_raw_and_within_1e_5_of_float64() -> None:
+    """Promise 5, BB-26: whatever temperature and top_k, the raw log-softmax is reported."""
+    logits = random_logits(40, scale=5.0)
+    ways = ((0.0, 0), (0.1, 0), (1.0, 1), (1.0, 0), (2.0, 50))
+    rows = [{"temperature": t, "top_k": k, "logprobs": 20} for t, k in ways * 8]
+    found = draw_rows(logits, rows, np.arange(40))
+    exact = reference.log_softmax(logits)
+    np.testing.assert_allclose(found.logprobs, exact[np.arange(40), found.tokens], atol=1e-5)
+    best = np.argsort(-exact, axis=-1, kind="stable")[:, :20]
+    np.testing.assert_array_equal(found.best_ids, best)
+    np.testing.assert_allclose(
+        found.best_logprobs, np.take_along_axis(exact, best, axis=-1), atol=1e-5
+    )
+    assert (found.logprobs <= 0).all() and (found.best_logprobs <= 0).all()
+
+
+def test_logprobs_do_not_depend_on_the_batch() -> None:
+    logits = random_logits(40)
+    rows: list[dict[str, Any]] = [{"logprobs": 5, "seed": i} for i in range(40)]
+    whole = draw_rows(logits, rows, np.arange(40))
+    for first in (0, 13, 38):
+        few = draw_rows(logits[first : first + 2], rows[first : first + 2], [first, first + 1])
+        for name in ("tokens", "logprobs", "best_ids", "best_logprobs"):
+            np.testing.assert_array_equal(
+                getattr(few, name), getattr(whole, name)[first : first + 2]
+            )
+
+
+def test_a_vocabulary_under_twenty_is_padded_with_minus_infinity() -> None:
+    found = draw_rows(np.tile(LOGITS, (3, 1)), [{"logprobs": 20}] * 3, [0, 1, 2])
+    assert found.best_ids[0, :6].tolist() == [3, 0, 1, 4, 2, 5]
+    assert (found.best_logprobs[0, 6:] == -np.inf).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("place", [0, 3, 5])
+def test_nan_and_inf_are_flagged_in_their_row_alone(
+    temperature: float, bad: float, place: int
+) -> None:
+    """Promise 11, BB-41 (slime#2256): never text; the neighbours are untouched."""
+    logits = np.tile(LOGITS, (3, 1))
+    rows: list[dict[str, Any]] = [{"temperature": temperature, "top_p": 0.9, "logprobs": 2}] * 3
+    healthy = draw_rows(logits, rows, [0, 1, 2])
+    assert healthy.finite.all()
+    logits[1, place] = bad
+    found = draw_rows(logits, rows, [0, 1, 2])
+    assert found.finite.tolist() == [True, False, True]
+    for name in ("tokens", "logprobs", "best_logprobs"):
+        np.testing.assert_array_equal(getattr(found, name)[::2], getattr(healthy, name)[::2])
+
+
+def test_a_row_with_nothing_to_draw_is_flagged_and_masked_tokens_are_not() -> None:
+    logits = np.full((3, 6), -np.inf, np.float32)
+    logits[1, 2] = 0.5
+    found = draw_rows(logits, [{}, {}, {"temperature": 0.0}], [0, 1, 2])
+    assert found.finite.tolist() == [False, True, False] and found.tokens[1] == 2
+
+
+def test_the_packed_form_keeps_every_bit() -> None:
+    random = np.random.default_rng(6)
+    fields: dict[str, Any] = {
+        "tokens": random.integers(2**31, size=5, dtype=np.int32),
+        "finite": np.array([1, 0, 1, 1, 0], np.int32),
+        "logprobs": np.array([-0.0, -1e-45, -np.inf, -3.4e38, np.nan], np.float32),
+        "best_ids": random.integers(2**31, size=(5, 20), dtype=np.int32),
+        "best_logprobs": random.normal(size=(5, 20)).astype(np.float32),
+    }
+    found = unpack(np.asarray(pack(Drawn(**jax.tree.map(jnp.asarray, fields)))))
+    for name, value in fields.items():
+        assert getattr(found, name).astype(value.dtype).tobytes() == value.tobytes(), name
+    assert found.finite.dtype == bool and found.logprobs.dtype == np.float32
+
+
+def test_rows_that_ask_for_nothing_report_zeros() -> None:
+    found = draw_rows(np.tile(LOGITS, (3, 1)), [{}, {}, {"temperature": 0.0}], [0, 1, 2])
+    assert not found.logprobs.any() and not found.best_ids.any() and not found.best_logprobs.any()

@@ -1,0 +1,77 @@
+"""The paged cache: shapes by group, where tokens are written, and that nothing else changes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer.cache import NULL_PAGE, PageSlots, abstract_cache, init_cache, page_slots, write_kv
+from jaxinfer.config.engine_config import EngineConfig
+from jaxinfer.config.geometry import Device, cache_bytes, plan_geometry
+from tests.support.records import model_config
+
+PAGE = 4
+TABLE = np.array([[7, 9, 3], [2, 5, 0], [4, 0, 0]], np.int32)
+
+
+def slots_for(starts: list[int], lengths: list[int], num_tokens: int) -> PageSlots:
+    table, first, count = (jnp.asarray(x, jnp.int32) for x in (TABLE, starts, lengths))
+    return page_slots(table, first, count, num_tokens, PAGE)
+
+
+def test_shapes_follow_the_groups_and_the_bytes_that_were_planned() -> None:
+    model = model_config(windows=(0, 8, 8))
+    ask = EngineConfig(
+        max_num_seqs=3, block_size=8, prefill_chunk_tokens=8, max_num_batched_tokens=8
+    )
+    geometry = plan_geometry(ask, model, Device(platform="cpu", free_bytes=1 << 30))
+    shapes = abstract_cache(model, geometry)
+    full, narrow = geometry.num_pages
+    assert [leaf.shape for leaf in shapes.keys] == [(n, 2, 8, 16) for n in (full, narrow, narrow)]
+    cache = init_cache(model, geometry)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), cache) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), shapes
+    )
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(cache)) == cache_bytes(model, geometry)
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(cache))
+
+
+def test_where_tokens_go() -> None:
+    """The example of the docstring, a row across two pages, and an empty row."""
+    slots = slots_for([3, 6, 0], [2, 3, 0], 3)
+    pages, offsets = np.asarray(slots.pages).tolist(), np.asarray(slots.offsets).tolist()
+    assert pages == [7, 9, NULL_PAGE, 5, 5, 0, NULL_PAGE, NULL_PAGE, NULL_PAGE]
+    assert offsets[:2] == [3, 0] and offsets[3:5] == [2, 3]
+
+
+def test_positions_past_the_table_go_to_the_null_page() -> None:
+    """A chunk's padding may reach beyond the last column: no page of the row may be hit."""
+    slots = slots_for([8, 0, 0], [4, 0, 0], 8)
+    assert np.asarray(slots.pages).tolist() == [3] * 4 + [NULL_PAGE] * 20
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_written_tokens_are_there_and_all_else_is_as_it_was(dtype: jnp.dtype) -> None:
+    random = np.random.default_rng(0)
+    before = jnp.asarray(random.normal(size=(10, 2, PAGE, 6)), dtype)
+    new = jnp.asarray(random.normal(size=(3, 3, 2, 6)), jnp.float32)
+    starts, lengths = [3, 4, 0], [3, 2, 1]
+    after = np.asarray(jax.jit(write_kv)(before, new, slots_for(starts, lengths, 3)), np.float32)
+    expected = np.array(before, np.float32)
+    rounded = np.asarray(new.astype(dtype), np.float32)
+    for row in range(3):
+        for index in range(lengths[row]):
+            position = starts[row] + index
+            expected[TABLE[row, position // PAGE], :, position % PAGE] = rounded[row, index]
+    np.testing.assert_array_equal(after[1:], expected[1:])
+
+
+def test_a_write_takes_the_cache_s_own_memory() -> None:
+    """Donated pages are aliased, also in bfloat16, where the write goes through their bits."""
+    for dtype in (jnp.float32, jnp.bfloat16):
+        pages = jnp.zeros((10, 2, PAGE, 6), dtype)
+        new = jnp.ones((3, 3, 2, 6), jnp.float32)
+        slots = slots_for([3, 4, 0], [3, 2, 1], 3)
+        program = jax.jit(write_kv, donate_argnums=0).lower(pages, new, slots).compile()
+        analysis = program.memory_analysis()
+        assert analysis is not None and analysis.alias_size_in_bytes == pages.nbytes
