@@ -1,4 +1,4 @@
-"""HOST. Refuses option names: unknown ones with the nearest known, planned ones by what they wait for.
+"""HOST. Refuses option names: unknown ones with the nearest known, planned ones with their feature.
 
 Knows names only; values are checked by the records that hold them.
 """
@@ -26,7 +26,8 @@ def check_option_names(
     for name, value in options.items():
         if name in planned:
             raise UnsupportedError(
-                f"{name}={value!r} asks for {planned[name]}: not built yet; leave {name} out"
+                f"{name}={value!r} asks for {planned[name]}, which is not built yet; "
+                f"leave {name} out"
             )
         if name not in known:
             near = difflib.get_close_matches(name, [*known, *planned], n=1)

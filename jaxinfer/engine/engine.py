@@ -197,6 +197,7 @@ class Engine:
     def _finish(self, request: Request, now: float) -> None:
         request.finished_s = now
         self.scheduler.finish(request)
+        self.metrics.see_usage(self._usage())
         del self._owners[request]
         self.metrics.finished[request.finish_reason or "abort"] += 1
 

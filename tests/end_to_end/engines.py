@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxinfer import LLM, CompletionOutput, RequestOutput, SamplingParams
+from tests.support.tiny_models import TINY_GEMMA3_CONFIG
 
 # Few and small programs, so that an engine starts in seconds.
 SMALL: Mapping[str, Any] = {
@@ -11,6 +12,13 @@ SMALL: Mapping[str, Any] = {
     "max_num_seqs": 2,
     "prefill_chunk_tokens": 16,
     "block_size": 16,
+}
+# A gemma3 of one window layer and one full layer, for `write_tiny`.
+WINDOWED: Mapping[str, Any] = {
+    "base": TINY_GEMMA3_CONFIG,
+    "num_hidden_layers": 2,
+    "sliding_window_pattern": 2,
+    "sliding_window": 20,
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 

@@ -6,6 +6,7 @@ Weights are poisoned in the runner, since a checkpoint that holds NaN is refused
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,7 +14,9 @@ import pytest
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.errors import RequestError
-from tests.end_to_end.engines import assert_drained, bits, run, run_one
+from tests.end_to_end.conftest import OpenLLM
+from tests.end_to_end.engines import WINDOWED, assert_drained, bits, run, run_one
+from tests.support.tiny_models import write_tiny
 
 POISON = 300
 GOOD = [[1, 2, 3], list(range(70)), [9] * 17]
@@ -54,6 +57,17 @@ def test_the_token_that_pads_may_be_poisoned(tiny: LLM) -> None:
     alone = [bits(output) for output in run(tiny, prompts, PARAMS)]
     with poisoned(tiny, 0):
         assert [bits(output) for output in run(tiny, prompts, PARAMS)] == alone
+
+
+def test_what_a_window_has_left_behind_may_be_poisoned(open_llm: OpenLLM, tmp_path: Path) -> None:
+    """Its pages are freed: the table points to the null page, where padding left NaN."""
+    folder = write_tiny(tmp_path, **WINDOWED, tie_word_embeddings=False)
+    prompts = [list(range(1, 150)), [9] * 40]
+    params = SamplingParams(temperature=0, max_tokens=40, logprobs=1, ignore_eos=True)
+    with open_llm(folder, max_num_batched_tokens=16) as llm:
+        alone = [bits(output) for output in run(llm, prompts, params)]
+        with poisoned(llm, 0):
+            assert [bits(output) for output in run(llm, prompts, params)] == alone
 
 
 def test_a_row_that_goes_wrong_later_keeps_its_text(tiny: LLM) -> None:

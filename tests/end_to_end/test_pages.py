@@ -9,8 +9,8 @@ import pytest
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.errors import RequestError
 from tests.end_to_end.conftest import OpenLLM
-from tests.end_to_end.engines import assert_drained, bits, run
-from tests.support.tiny_models import TINY_GEMMA3_CONFIG, write_tiny
+from tests.end_to_end.engines import WINDOWED, assert_drained, bits, run
+from tests.support.tiny_models import write_tiny
 
 ONE_PROGRAM = {"max_num_batched_tokens": 16}
 FEW = 6  # pages of 16 tokens: one and a half of the requests below
@@ -55,8 +55,7 @@ def test_windows_free_pages_while_full_layers_keep_theirs(
     open_llm: OpenLLM, tmp_path: Path
 ) -> None:
     """Long prompts and answers, far beyond the window: few pages against ample ones."""
-    config = {"num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": 20}
-    folder = write_tiny(tmp_path, base=TINY_GEMMA3_CONFIG, **config)
+    folder = write_tiny(tmp_path, **WINDOWED)
     numbers = np.random.default_rng(6)
     prompts = [numbers.integers(0, 320, length).tolist() for length in (150, 3, 90, 121)]
     params = SamplingParams(temperature=0, max_tokens=60, logprobs=1, ignore_eos=True)

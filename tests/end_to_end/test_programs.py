@@ -10,9 +10,9 @@ import pytest
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.runner.compile import CompileLog, counted_compiles
 from tests.end_to_end.conftest import OpenLLM
-from tests.end_to_end.engines import run
+from tests.end_to_end.engines import WINDOWED, run
 from tests.support.byte_tokenizer import byte_tokenizer
-from tests.support.tiny_models import TINY_GEMMA3_CONFIG, write_tiny
+from tests.support.tiny_models import write_tiny
 
 MAX_PROGRAMS = 8  # for the demo, which runs with eight slots
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
@@ -51,8 +51,7 @@ WIDENED = pytest.mark.xfail(reason="a CPU program makes float32 copies of bfloat
 @pytest.mark.parametrize("kv_cache_dtype", ["float32", pytest.param("bfloat16", marks=WIDENED)])
 def test_no_step_has_a_second_cache(open_llm: OpenLLM, tmp_path: Path, kv_cache_dtype: str) -> None:
     """Two cache groups; a scatter that is widened would need a copy of the pages."""
-    config = {"num_hidden_layers": 2, "sliding_window_pattern": 2, "max_position_embeddings": 4096}
-    folder = write_tiny(tmp_path, base=TINY_GEMMA3_CONFIG, **config)
+    folder = write_tiny(tmp_path, **WINDOWED, max_position_embeddings=4096)
     with open_llm(folder, **BIG_POOL, kv_cache_dtype=kv_cache_dtype) as llm:
         check_aliases(llm)
         largest = max(leaf.nbytes for leaf in llm.engine.runner.cache.keys)
