@@ -13,14 +13,13 @@ from tqdm import tqdm
 from jaxinfer.config.engine_config import engine_config
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.engine.build import build_engine
+from jaxinfer.engine.chat_prompt import ChatPrompts
 from jaxinfer.engine.outputs import RequestOutput, StreamDelta
 from jaxinfer.engine.prompt import read_prompt
 from jaxinfer.engine.task import Task
 from jaxinfer.engine.teacher import forced_logits
 from jaxinfer.errors import ConfigError, JaxInferError, RequestError
 from jaxinfer.runner.compile import CompileLog, counted_compiles
-from jaxinfer.text.chat import render_chat
-from jaxinfer.text.template_files import choose_template
 from jaxinfer.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -129,22 +128,25 @@ class LLM:
             chat_template_kwargs: more variables for the template.
 
         Raises:
-            ConfigError: both flags at once. RequestError: no template, or with `strict`.
+            ConfigError: both flags at once. RequestError: no tokenizer, no template, or `strict`.
         """
         if add_generation_prompt and continue_final_message:
             raise ConfigError(
                 "add_generation_prompt=True and continue_final_message=True contradict each other; "
                 "set one to False"
             )
-        render = {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "tools": tools,
-            "extra_kwargs": chat_template_kwargs,
-        }
+        self._check_open()
+        render = ChatPrompts(
+            self.engine.tokenizer,
+            template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            variables=chat_template_kwargs,
+        )
         conversations = _as_conversations(messages)
         params = _one_each(sampling_params, len(conversations))
-        prompts = [self._chat_prompt(one, chat_template, render) for one in conversations]
+        prompts = [_chat_prompt(render, one) for one in conversations]
         tasks = self._add(prompts, params)
         self._run(tasks, use_tqdm)
         return [self._output(task) for task in tasks]
@@ -170,9 +172,8 @@ class LLM:
         Raises:
             RequestError: the conversation cannot be served.
         """
-        prompt = self._chat_prompt(messages, None, {})
-        if isinstance(prompt, RequestError):
-            raise prompt
+        self._check_open()
+        prompt = {"prompt_token_ids": ChatPrompts(self.engine.tokenizer).token_ids(messages)}
         tasks = self._add([prompt], [sampling_params or SamplingParams()])
         if tasks[0].error is not None:
             raise RequestError(tasks[0].error)
@@ -267,29 +268,6 @@ class LLM:
             raise RequestError(output.error)
         return output
 
-    def _chat_prompt(
-        self, messages: Sequence[Message], template: str | None, render: Mapping[str, Any]
-    ) -> Any:
-        """Token ids of a conversation, or the RequestError that its row will carry."""
-        self._check_open()
-        tokenizer = self.engine.tokenizer
-        try:
-            if tokenizer is None:
-                raise RequestError("chat needs text and the checkpoint has no tokenizer")
-            chosen = choose_template(
-                tokenizer.chat_templates, tools=render.get("tools"), argument=template
-            )
-            text = render_chat(
-                chosen,
-                messages,
-                bos_token=tokenizer.bos_token,
-                eos_token=tokenizer.eos_token,
-                **render,
-            )
-            return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
-        except RequestError as error:
-            return error
-
     def _check_ids(self, token_ids: Sequence[int]) -> list[int]:
         checked = read_prompt(
             {"prompt_token_ids": token_ids},
@@ -342,6 +320,14 @@ def _as_conversations(messages: Any) -> list[Any]:
     if all(isinstance(message, Mapping) for message in messages):  # also of no messages
         return [messages]
     return list(messages)
+
+
+def _chat_prompt(render: ChatPrompts, messages: Sequence[Message]) -> Any:
+    """Token ids of a conversation, or the RequestError that its row will carry."""
+    try:
+        return {"prompt_token_ids": render.token_ids(messages)}
+    except RequestError as error:
+        return error
 
 
 def _one_each(
