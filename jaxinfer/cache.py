@@ -43,7 +43,7 @@ def abstract_cache(config: ModelConfig, geometry: Geometry) -> PagedKV:
                 geometry.page_tokens,
                 config.head_dim,
             ),
-            jnp.dtype(geometry.kv_dtype),
+            jnp.dtype(geometry.page_dtype),
         )
         for layer in range(config.num_layers)
     )
@@ -90,17 +90,14 @@ def write_kv(pages: jax.Array, new: jax.Array, slots: PageSlots) -> jax.Array:
     """The pages with the tokens of `new` written to their places.
 
     Args:
-        pages: [P, K, S, D].
-        new: [B, Q, K, D] – cast to the pages' dtype.
+        pages: [P, K, S, D] f32, bf16, or u16 that holds the bits of bf16.
+        new: [B, Q, K, D] – rounded to what the pages hold.
         slots: pages and offsets of the B·Q tokens; only the null page may occur twice.
 
     Donates: `pages`, where the caller's program does.
     Cost: writes B·Q·K·D values.
     """
-    tokens = new.reshape(-1, *new.shape[2:]).astype(pages.dtype)
-    if pages.dtype.itemsize != 2:
-        return pages.at[slots.pages, :, slots.offsets].set(tokens)
-    # A bf16 scatter is widened to f32 on a CPU and rewrites the whole cache; its bits are not.
-    bits = lax.bitcast_convert_type(pages, jnp.uint16)
-    bits = bits.at[slots.pages, :, slots.offsets].set(lax.bitcast_convert_type(tokens, jnp.uint16))
-    return lax.bitcast_convert_type(bits, pages.dtype)
+    tokens = new.reshape(-1, *new.shape[2:])
+    if pages.dtype == jnp.uint16:
+        tokens = lax.bitcast_convert_type(tokens.astype(jnp.bfloat16), jnp.uint16)
+    return pages.at[slots.pages, :, slots.offsets].set(tokens.astype(pages.dtype))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jaxinfer.cache import NULL_PAGE, PageSlots, abstract_cache, init_cache, page_slots, write_kv
 from jaxinfer.config.engine_config import EngineConfig
@@ -50,13 +51,19 @@ def test_positions_past_the_table_go_to_the_null_page() -> None:
     assert np.asarray(slots.pages).tolist() == [3] * 4 + [NULL_PAGE] * 20
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_written_tokens_are_there_and_all_else_is_as_it_was(dtype: jnp.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "as_bits"), [(jnp.float32, False), (jnp.bfloat16, False), (jnp.bfloat16, True)]
+)
+def test_written_tokens_are_there_and_all_else_is_as_it_was(
+    dtype: jnp.dtype, as_bits: bool
+) -> None:
     random = np.random.default_rng(0)
     before = jnp.asarray(random.normal(size=(10, 2, PAGE, 6)), dtype)
     new = jnp.asarray(random.normal(size=(3, 3, 2, 6)), jnp.float32)
     starts, lengths = [3, 4, 0], [3, 2, 1]
-    after = np.asarray(jax.jit(write_kv)(before, new, slots_for(starts, lengths, 3)), np.float32)
+    pages = lax.bitcast_convert_type(before, jnp.uint16) if as_bits else before
+    written = jax.jit(write_kv)(pages, new, slots_for(starts, lengths, 3))
+    after = np.asarray(lax.bitcast_convert_type(written, dtype) if as_bits else written, np.float32)
     expected = np.array(before, np.float32)
     rounded = np.asarray(new.astype(dtype), np.float32)
     for row in range(3):
@@ -67,11 +74,12 @@ def test_written_tokens_are_there_and_all_else_is_as_it_was(dtype: jnp.dtype) ->
 
 
 def test_a_write_takes_the_cache_s_own_memory() -> None:
-    """Donated pages are aliased, also in bfloat16, where the write goes through their bits."""
-    for dtype in (jnp.float32, jnp.bfloat16):
+    """Donated pages are aliased, also where they hold the bits of bfloat16."""
+    for dtype in (jnp.float32, jnp.uint16):
         pages = jnp.zeros((10, 2, PAGE, 6), dtype)
         new = jnp.ones((3, 3, 2, 6), jnp.float32)
         slots = slots_for([3, 4, 0], [3, 2, 1], 3)
         program = jax.jit(write_kv, donate_argnums=0).lower(pages, new, slots).compile()
         analysis = program.memory_analysis()
         assert analysis is not None and analysis.alias_size_in_bytes == pages.nbytes
+        assert analysis.temp_size_in_bytes < pages.nbytes  # no second copy, no widened one

@@ -52,6 +52,16 @@ class Geometry:
     attention_kernel: str
 
     @property
+    def page_dtype(self) -> str:
+        """What a page array is made of: the KV dtype, or "uint16" for the bits of bfloat16.
+
+        A CPU (the place with float32 activations) widens a gather or scatter of bfloat16 to
+        float32, and all pages with it; integers it leaves alone.
+        """
+        as_bits = self.kv_dtype == "bfloat16" and self.activation_dtype == "float32"
+        return "uint16" if as_bits else self.kv_dtype
+
+    @property
     def max_prefill_tokens(self) -> int:
         """Tokens of the largest prefill step."""
         return self.chunk_tokens * self.prefill_rows[-1]

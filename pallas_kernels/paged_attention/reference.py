@@ -42,7 +42,8 @@ def paged_attention(
 
     Args:
         q: [B, Q, H, D] f32 or bf16 – rotated queries.
-        k_pages: [P, K, S, D] f32 or bf16 – key pages of one layer, S a power of two.
+        k_pages: [P, K, S, D] f32, bf16, or u16 that holds the bits of bf16 – key pages of one
+            layer, S a power of two.
         v_pages: [P, K, S, D] – value pages.
         table: [B, N] i32 – page of each S positions of a row; what lies past its end is not read
             into the result.
@@ -144,20 +145,26 @@ def _block_range(starts, lengths, window):
 
 def _fetch_block(pages, table, block):
     """Keys or values of one block for every row: [B·K, BLOCK_TOKENS, D] f32, heads padded."""
+    tokens = _gather_block(pages, table, block)
+    if tokens.dtype == jnp.uint16:
+        tokens = lax.bitcast_convert_type(tokens, jnp.bfloat16)
+    tokens = rearrange(tokens, "b k t d -> (b k) t d").astype(jnp.float32)
+    return jnp.pad(tokens, ((0, 0), (0, 0), (0, max(0, MIN_HEAD_DIM - pages.shape[-1]))))
+
+
+def _gather_block(pages, table, block):
+    """[B, K, BLOCK_TOKENS, D] of the pages' dtype."""
     num_heads, page_tokens, head_dim = pages.shape[1:]
     if page_tokens >= BLOCK_TOKENS:
         parts = page_tokens // BLOCK_TOKENS
         page = lax.dynamic_index_in_dim(table, block // parts, axis=1, keepdims=False)
         split = pages.reshape(-1, num_heads, parts, BLOCK_TOKENS, head_dim)
-        tokens = split[page, :, lax.rem(block, jnp.int32(parts))]
-    else:
-        count = BLOCK_TOKENS // page_tokens
-        # The table may end inside the last block: pad it with the null page.
-        table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % count)))
-        page = lax.dynamic_slice_in_dim(table, block * count, count, axis=1)
-        tokens = rearrange(pages[page], "b n k s d -> b k (n s) d")
-    tokens = rearrange(tokens, "b k t d -> (b k) t d").astype(jnp.float32)
-    return jnp.pad(tokens, ((0, 0), (0, 0), (0, max(0, MIN_HEAD_DIM - head_dim))))
+        return split[page, :, lax.rem(block, jnp.int32(parts))]
+    count = BLOCK_TOKENS // page_tokens
+    # The table may end inside the last block: pad it with the null page.
+    table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % count)))
+    page = lax.dynamic_slice_in_dim(table, block * count, count, axis=1)
+    return rearrange(pages[page], "b n k s d -> b k (n s) d")
 
 
 def _held(starts, lengths, key_positions, window, num_kv_heads):

@@ -90,5 +90,7 @@ def test_an_unknown_name_like_no_other_lists_them_all() -> None:
     ],
 )
 def test_what_is_not_built_yet_is_refused_by_name(name: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"{name}='x': .* not built yet; leave {name} out"):
+    with pytest.raises(
+        UnsupportedError, match=f"{name}='x' asks for .*not built yet; leave {name} out"
+    ):
         engine_config(**{name: "x"})

@@ -18,7 +18,8 @@ from tests.end_to_end.conftest import OpenLLM
 from tests.end_to_end.engines import bits, run
 from tests.support.tiny_models import TINY_CONFIG, TINY_GEMMA3_CONFIG, write_tiny
 
-# One window layer more than full ones, and chunks, pages and prompts longer than the window.
+# One window layer more than full ones, and chunks, pages and prompts longer than the window. Heads
+# below 64 and between multiples of 64: a CPU multiplies both in another order for more rows.
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"base": TINY_CONFIG},
     "gemma3": {
@@ -26,6 +27,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
         "sliding_window_pattern": 2,
         "sliding_window": 24,
+        "num_key_value_heads": 2,
+        "head_dim": 96,
     },
 }
 Shape = tuple[int, int, int]  # slots, T, tokens in a page
@@ -35,6 +38,8 @@ FAST: tuple[Shape, ...] = (BASE, (8, 64, 64))
 REST: tuple[Shape, ...] = tuple(
     shape for shape in product((2, 8), (16, 64), (16, 64)) if shape not in FAST
 )
+# What is checked: (model, dtype, what every request gives alone, logits of some tokens).
+Case = tuple[Path, str, list[Any], np.ndarray]
 LENGTHS = (1, 5, 16, 17, 40, 64, 70, 100)
 
 
@@ -72,18 +77,20 @@ def run_together(llm: LLM, order: list[int]) -> list[Any]:
     return [bits(by_place[place]) for place in range(len(order))]
 
 
+def forced_logits(llm: LLM, decode_from: int | None = None) -> np.ndarray:
+    return llm.logits(requests()[-1][0], decode_from=decode_from)
+
+
 @pytest.fixture(scope="module", params=list(MODELS))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp(request.param), **MODELS[request.param])
 
 
 @pytest.fixture(scope="module", params=["float32", "auto"])
-def case(
-    request: pytest.FixtureRequest, model: Path, open_llm: OpenLLM
-) -> Iterator[tuple[Path, str, list[Any]]]:
-    """A model, a dtype, and what every request gives alone in the smallest engine."""
+def case(request: pytest.FixtureRequest, model: Path, open_llm: OpenLLM) -> Iterator[Case]:
+    """What the smallest engine gives, for a model and a dtype."""
     with open_shape(open_llm, model, request.param, BASE) as llm:
-        yield model, request.param, run_alone(llm)
+        yield model, request.param, run_alone(llm), forced_logits(llm)
 
 
 def open_shape(open_llm: OpenLLM, model: Path, dtype: str, shape: Shape) -> LLM:
@@ -95,27 +102,27 @@ def open_shape(open_llm: OpenLLM, model: Path, dtype: str, shape: Shape) -> LLM:
     )
 
 
-def check_shape(open_llm: OpenLLM, case: tuple[Path, str, list[Any]], shape: Shape) -> None:
-    model, dtype, expected = case
+def check_shape(open_llm: OpenLLM, case: Case, shape: Shape) -> None:
+    model, dtype, expected, logits = case
     order = list(range(len(LENGTHS)))
     shuffled = random.Random(3).sample(order, len(order))
     with open_shape(open_llm, model, dtype, shape) as llm:
         assert run_together(llm, order) == expected
         assert run_together(llm, shuffled) == expected
         assert run_alone(llm) == expected
+        np.testing.assert_array_equal(forced_logits(llm), logits)
+        np.testing.assert_array_equal(forced_logits(llm, decode_from=20), logits)
 
 
 @pytest.mark.parametrize("shape", FAST, ids=str)
-def test_bits_are_those_of_a_request_alone(
-    open_llm: OpenLLM, case: tuple[Path, str, list[Any]], shape: Shape
-) -> None:
+def test_bits_are_those_of_a_request_alone(open_llm: OpenLLM, case: Case, shape: Shape) -> None:
     check_shape(open_llm, case, shape)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", REST, ids=str)
 def test_bits_are_those_of_a_request_alone_in_other_shapes(
-    open_llm: OpenLLM, case: tuple[Path, str, list[Any]], shape: Shape
+    open_llm: OpenLLM, case: Case, shape: Shape
 ) -> None:
     check_shape(open_llm, case, shape)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import lax
 
 from pallas_kernels.paged_attention.reference import paged_attention
 from tests.pallas_kernels.paged_attention.dense import Problem, dense_attention, make_problem
@@ -162,11 +163,13 @@ def test_pages_in_bfloat16_are_read_exactly() -> None:
     problem = make_problem([0, 60], [5, 5], **SHAPES["verify"])
     halves = [jnp.asarray(x).astype(jnp.bfloat16) for x in (problem.k_pages, problem.v_pages)]
     widened = [np.asarray(x.astype(jnp.float32)) for x in halves]
-    narrow = jax.jit(functools.partial(paged_attention, scale=0.25))(
-        problem.q, *halves, problem.table, problem.starts, problem.lengths
-    )
     wide = attend(replace(problem, k_pages=widened[0], v_pages=widened[1]))
-    np.testing.assert_array_equal(np.asarray(narrow), wide)
+    bits = [lax.bitcast_convert_type(x, jnp.uint16) for x in halves]
+    for pages in (halves, bits):
+        narrow = jax.jit(functools.partial(paged_attention, scale=0.25))(
+            problem.q, *pages, problem.table, problem.starts, problem.lengths
+        )
+        np.testing.assert_array_equal(np.asarray(narrow), wide)
 
 
 def test_large_scores_do_not_overflow() -> None:
