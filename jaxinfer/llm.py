@@ -3,7 +3,7 @@
 Knows prompts and outputs; what a step is, the engine knows.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -155,7 +155,7 @@ class LLM:
         self,
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[StreamDelta]:
+    ) -> Generator[StreamDelta, None, None]:
         """Yields what each step adds, as it comes; the deltas of a completion join to its text.
 
         Leaving the iterator early aborts what is under way. A refused prompt gives one delta with
@@ -166,7 +166,7 @@ class LLM:
 
     def chat_stream(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
-    ) -> Iterator[StreamDelta]:
+    ) -> Generator[StreamDelta, None, None]:
         """`stream` of one conversation.
 
         Raises:
@@ -241,7 +241,7 @@ class LLM:
             if errors:
                 raise RequestError(errors[0])
 
-    def _stream(self, tasks: list[Task]) -> Iterator[StreamDelta]:
+    def _stream(self, tasks: list[Task]) -> Generator[StreamDelta, None, None]:
         try:
             for task in tasks:
                 if task.error is not None:

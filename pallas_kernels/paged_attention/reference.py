@@ -17,7 +17,7 @@ from pallas_kernels.folded_sum import folded_sum
 from pallas_kernels.rounding import rounded
 
 BLOCK_TOKENS = 64  # keys handled at once; fixed, since it decides the order of additions
-MIN_HEAD_DIM = 64  # shorter heads are padded: the product takes another path below
+HEAD_DIM_STEP = 64  # heads are padded to a multiple: else the order of a sum depends on the rows
 MIN_QUERY_ROWS = 2  # one row takes another path
 MASKED = -1e30
 
@@ -127,7 +127,7 @@ def _as_one_row_axis(q, positions, num_kv_heads, scale):
     group = q.shape[2] // num_kv_heads
     row_positions = jnp.repeat(jnp.repeat(positions, group, axis=1), num_kv_heads, axis=0)
     missing_rows = max(0, MIN_QUERY_ROWS - grouped.shape[1])
-    missing_dims = max(0, MIN_HEAD_DIM - grouped.shape[2])
+    missing_dims = -grouped.shape[2] % HEAD_DIM_STEP
     grouped = jnp.pad(grouped, ((0, 0), (0, missing_rows), (0, missing_dims)))
     return grouped, jnp.pad(row_positions, ((0, 0), (0, missing_rows)))
 
@@ -149,7 +149,7 @@ def _fetch_block(pages, table, block):
     if tokens.dtype == jnp.uint16:
         tokens = lax.bitcast_convert_type(tokens, jnp.bfloat16)
     tokens = rearrange(tokens, "b k t d -> (b k) t d").astype(jnp.float32)
-    return jnp.pad(tokens, ((0, 0), (0, 0), (0, max(0, MIN_HEAD_DIM - pages.shape[-1]))))
+    return jnp.pad(tokens, ((0, 0), (0, 0), (0, -pages.shape[-1] % HEAD_DIM_STEP)))
 
 
 def _gather_block(pages, table, block):

@@ -18,7 +18,8 @@ PARAMS = SamplingParams(temperature=1.2, seed=4, n=2, max_tokens=9, ignore_eos=T
 
 def joined(deltas: Iterable[StreamDelta]) -> dict[tuple[str, int], tuple]:
     """Text, ids and end of every completion, joined from its deltas."""
-    found: dict[tuple[str, int], tuple] = defaultdict(lambda: ("", [], None))
+    nothing: tuple[str, list[int], str | None] = ("", [], None)
+    found = defaultdict(lambda: nothing)
     for delta in deltas:
         text, token_ids, ended = found[delta.request_id, delta.index]
         assert ended is None, "a delta after the last one"

@@ -121,15 +121,15 @@ def test_a_row_s_bits_do_not_depend_on_the_others() -> None:
         np.testing.assert_array_equal(found, whole[rows])
 
 
-@pytest.mark.parametrize("head_dim", [16, 64])
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 96])
 def test_a_query_s_bits_do_not_depend_on_the_chunk(head_dim: int) -> None:
-    """Prefill of 12 tokens at once, in three parts, and one by one: the same bits."""
+    """Prefill of 64 tokens at once, in four parts, and some of them one by one: the same bits."""
     problem = make_problem(
-        [80], [12], num_queries=12, num_heads=4, num_kv_heads=2, head_dim=head_dim, page_tokens=16
+        [80], [64], num_queries=64, num_heads=4, num_kv_heads=2, head_dim=head_dim, page_tokens=16
     )
     whole = attend(problem)[0]
-    for size in (1, 4):
-        for first in range(0, 12, size):
+    for size, firsts in ((1, (0, 1, 37, 63)), (16, (0, 16, 32, 48))):
+        for first in firsts:
             part = replace(
                 problem,
                 q=problem.q[:, first : first + size],
