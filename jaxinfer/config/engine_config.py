@@ -5,24 +5,28 @@ import os
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from jaxinfer.config.option_names import check_option_names
-from jaxinfer.errors import ConfigError
+from jaxinfer.config.option_names import Planned, accepted_options
+from jaxinfer.errors import ConfigError, UnsupportedError
 
 _POWERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 # Names of the contract whose feature is not built yet: refused by name, never ignored.
 _PLANNED = {
-    "quantization": "running quantized weights packed",
-    "speculative_config": "speculative sampling",
-    "enable_prefix_caching": "the prefix cache",
-    "async_scheduling": "overlapping host and device",
-    "num_decode_steps": "decode bursts",
-    "preemption": "preemption",
-    "scheduling_policy": "priorities",
-    "logprobs_mode": "processed log-probabilities",
-    "weights": "packed weights",
-    "trace": "step traces",
+    "quantization": Planned("running quantized weights packed"),
+    "speculative_config": Planned("speculative sampling"),
+    "enable_prefix_caching": Planned("the prefix cache", (None, False)),
+    "async_scheduling": Planned("overlapping host and device", (None, False)),
+    "num_decode_steps": Planned("decode bursts", (None, 1)),
+    "preemption": Planned("preemption"),
+    "scheduling_policy": Planned("priorities", (None, "fcfs")),
+    "logprobs_mode": Planned("processed log-probabilities", (None, "raw")),
+    "max_logprobs": Planned("another ceiling on log-probabilities", (None, 20)),
+    "weights": Planned("packed weights", (None, "auto", "dequantized")),
+    "trace": Planned("step traces", (None, False)),
+    "use_generation_config": Planned("the checkpoint's sampling defaults", (None, False)),
+    "enable_lora": Planned("LoRA", (None, False)),
 }
+_PLANNED_VALUES = {"admission": ("optimistic",), "kernels": ("mosaic", "triton")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +93,12 @@ def engine_config(**options: Any) -> EngineConfig:
         UnsupportedError: an option whose feature is not built yet and that asks for it.
         ConfigError: an unknown name (the message offers the nearest one) or a wrong value.
     """
-    check_option_names(options, [field.name for field in fields(EngineConfig)], _PLANNED)
-    return EngineConfig(**options)
+    known = [field.name for field in fields(EngineConfig)]
+    accepted = accepted_options(options, known, _PLANNED)
+    for name, values in _PLANNED_VALUES.items():
+        if accepted.get(name) in values:
+            raise UnsupportedError(f"{name}={accepted[name]!r} is not built yet; leave {name} out")
+    return EngineConfig(**accepted)
 
 
 def _is_int(value: object) -> bool:

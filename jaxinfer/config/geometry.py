@@ -11,9 +11,9 @@ from jaxinfer.errors import CapacityError, ConfigError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 HEAD_ROWS = 32  # rows that `head_step` turns into logits at once
-# Pages are committed when the engine starts. On a CPU the default pool stops here, however much
-# memory is free, so that a small model does not take a whole workstation; ask for more with
-# num_gpu_blocks_override.
+# Pages are committed when the engine starts. On a CPU the default pool stops here (or at one
+# request of full length), however much memory is free, so that a small model does not take a whole
+# workstation; ask for more with num_gpu_blocks_override.
 CPU_POOL_BYTES = 2 << 30
 
 
@@ -77,13 +77,16 @@ def plan_geometry(ask: EngineConfig, model: ModelConfig, device: Device) -> Geom
     max_len = _max_model_len(ask, model)
     page = ask.block_size or (64 if device.platform == "cpu" else 128)
     chunk = ask.prefill_chunk_tokens or (64 if device.platform == "cpu" else 128)
-    slots = max(2, ask.max_num_seqs or (32 if device.platform == "cpu" else 64))
+    slots = ask.max_num_seqs or (32 if device.platform == "cpu" else 64)
     windows = tuple(sorted(set(model.windows)))
     weight, activation, kv = _dtypes(ask, device)
     rows = _prefill_rows(ask, chunk)
     needs = tuple(pages_needed(max_len, page, window, chunk * rows[-1]) for window in windows)
     groups = tuple(windows.index(window) for window in model.windows)
     budget = _pool_budget(ask, device, weights_bytes(model, weight))
+    page_bytes = _group_page_bytes(model, page, kv)
+    if device.platform == "cpu":
+        budget = min(budget, max(CPU_POOL_BYTES, _request_bytes(needs, page_bytes)))
     return Geometry(
         max_model_len=max_len,
         num_slots=slots,
@@ -95,7 +98,7 @@ def plan_geometry(ask: EngineConfig, model: ModelConfig, device: Device) -> Geom
         head_rows=HEAD_ROWS,
         group_windows=windows,
         layer_groups=groups,
-        num_pages=_num_pages(ask, needs, slots, budget, _group_page_bytes(model, page, kv)),
+        num_pages=_num_pages(ask, needs, slots, budget, page_bytes),
         weight_dtype=weight,
         activation_dtype=activation,
         kv_dtype=kv,
@@ -162,14 +165,16 @@ def _prefill_rows(ask: EngineConfig, chunk: int) -> tuple[int, ...]:
             f"max_num_batched_tokens={ask.max_num_batched_tokens} is less than one chunk of "
             f"{chunk} tokens; raise it or lower prefill_chunk_tokens"
         )
-    return tuple(sorted({1, ask.max_num_batched_tokens // chunk}))
+    most = ask.max_num_batched_tokens // chunk
+    return tuple(sorted({1, min(4, most), most}))
 
 
 def _decode_widths(slots: int, device: Device) -> tuple[int, ...]:
-    """Decode programs. On a CPU a step costs its rows, so few requests get a narrow one."""
+    """Decode programs. On a CPU a step costs its rows, so few requests get a narrow one; a single
+    row would be slow there, and its bits others."""
     if device.platform != "cpu":
         return (slots,)
-    return tuple(width for width in (2, 8, 16) if width < slots) + (slots,)
+    return tuple(width for width in (2, 8, 16) if width < slots) + (max(slots, 2),)
 
 
 def _group_page_bytes(model: ModelConfig, page: int, kv_dtype: str) -> tuple[int, ...]:
@@ -186,7 +191,12 @@ def _pool_budget(ask: EngineConfig, device: Device, weights: int) -> int:
             f"{device.free_bytes:,} bytes are there (gpu_memory_utilization); "
             "use a smaller model or free memory"
         )
-    return min(budget, CPU_POOL_BYTES) if device.platform == "cpu" else budget
+    return budget
+
+
+def _request_bytes(needs: tuple[int, ...], page_bytes: tuple[int, ...]) -> int:
+    """What one request of full length takes, null pages included."""
+    return sum((need + 1) * size for need, size in zip(needs, page_bytes, strict=True))
 
 
 def _num_pages(
@@ -198,9 +208,9 @@ def _num_pages(
 ) -> tuple[int, ...]:
     """Pages a group, null page included: all slots at full length, or their share of the budget."""
     if ask.num_gpu_blocks_override is not None:
-        return tuple(min(ask.num_gpu_blocks_override, need * slots) + 1 for need in needs)
-    one = sum(need * size for need, size in zip(needs, page_bytes, strict=True))
+        return (ask.num_gpu_blocks_override + 1,) * len(needs)
     null_pages = sum(page_bytes)
+    one = _request_bytes(needs, page_bytes) - null_pages
     shared = budget - null_pages
     if shared < one:
         raise CapacityError(

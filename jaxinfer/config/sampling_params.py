@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from jaxinfer.config.option_names import check_option_names
+from jaxinfer.config.option_names import Planned, accepted_options
 from jaxinfer.errors import ConfigError, RequestError
 
 MAX_TEMPERATURE = 2.0
@@ -14,14 +14,17 @@ MAX_STOP_IDS = 64
 
 
 _PLANNED = {
-    "presence_penalty": "penalties",
-    "frequency_penalty": "penalties",
-    "repetition_penalty": "penalties",
-    "min_tokens": "a least number of tokens",
-    "prompt_logprobs": "log-probabilities of the prompt",
-    "logit_bias": "a bias on logits",
-    "allowed_token_ids": "a list of allowed tokens",
-    "bad_words": "a list of banned words",
+    "presence_penalty": Planned("penalties", (None, 0)),
+    "frequency_penalty": Planned("penalties", (None, 0)),
+    "repetition_penalty": Planned("penalties", (None, 1)),
+    "min_tokens": Planned("a least number of tokens", (None, 0)),
+    "prompt_logprobs": Planned("log-probabilities of the prompt"),
+    "logit_bias": Planned("a bias on logits"),
+    "allowed_token_ids": Planned("a list of allowed tokens"),
+    "bad_words": Planned("a list of banned words", (None, (), [])),
+    "best_of": Planned("best_of", (None, 1)),
+    "use_beam_search": Planned("beam search", (None, False)),
+    "structured_outputs": Planned("structured output"),
 }
 
 
@@ -30,8 +33,7 @@ class _NamedOptions(type):
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         known = [entry.name for entry in fields(cls) if entry.init]  # type: ignore[arg-type]
-        check_option_names(options, known, _PLANNED)
-        return super().__call__(*args, **options)
+        return super().__call__(*args, **accepted_options(options, known, _PLANNED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,12 @@
 """JOINT. The only place that assembles an engine; "auto" settings are resolved and logged here."""
 
 import logging
+import math
 import os
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,7 @@ def build_engine(
             shapes, checkpoint.config, geometry, show_progress=show_progress
         )
     memory = _memory_plan(shapes, programs, checkpoint, geometry, device)
-    _log.info("attention runs as %r", geometry.attention_kernel)
-    for line in memory.lines():
-        _log.info(line)
+    _report(geometry, memory)
     runner, metrics = _load(checkpoint, programs, geometry, show_progress)
     engine = Engine(
         config=checkpoint.config,
@@ -95,6 +94,14 @@ def build_engine(
     )
 
 
+def _report(geometry: Geometry, memory: MemoryPlan) -> None:
+    for setting in fields(geometry):
+        if setting.name != "layer_groups":
+            _log.info("%s = %r", setting.name, getattr(geometry, setting.name))
+    for line in memory.lines():
+        _log.info(line)
+
+
 def _load(
     checkpoint: Checkpoint, programs: Programs, geometry: Geometry, show_progress: bool
 ) -> tuple[Runner, EngineMetrics]:
@@ -105,7 +112,11 @@ def _load(
     metrics = EngineMetrics(
         model_load_seconds=time.perf_counter() - start, num_programs=len(programs.named())
     )
-    return Runner(params, programs, geometry), metrics
+    try:
+        return Runner(params, programs, geometry), metrics
+    except BaseException:
+        jax.tree.map(lambda leaf: leaf.delete(), params)
+        raise
 
 
 def decide_geometry(ask: EngineConfig, model: ModelConfig, device: Device) -> Geometry:
@@ -130,6 +141,20 @@ def find_device() -> Device:
 
 
 def _free_host_bytes() -> int:
+    """Available memory of the host, or of the control group that this process may use."""
+    return int(min(_available_bytes(), _group_bytes()))
+
+
+def _group_bytes() -> float:
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return math.inf  # no limit that can be read
+    return math.inf if limit == "max" else int(limit) - used
+
+
+def _available_bytes() -> int:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

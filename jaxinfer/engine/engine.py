@@ -70,6 +70,8 @@ class Engine:
             prompt_ids=[],
             params=params,
             arrival_s=time.perf_counter(),
+            # Drawn before any check: a refused prompt must not change what its neighbours draw.
+            seed=int(self._seeds.integers(2**63)) if params.seed is None else params.seed,
         )
         try:
             if isinstance(prompt, RequestError):  # a conversation that could not be rendered
@@ -98,6 +100,19 @@ class Engine:
                 completion.flush()
                 self._finish(completion.request, time.perf_counter())
 
+    def reset(self) -> None:
+        """Ends everything under way and starts with empty slots and pages.
+
+        For an exception that came between two statements (Ctrl-C): page accounting may be half
+        done, and a cache that was donated to a step may be gone.
+        """
+        for request in list(self._owners):
+            request.finish_reason = request.finish_reason or "abort"
+            self.metrics.finished[request.finish_reason] += 1
+        self._owners.clear()
+        self.scheduler = Scheduler(self.runner.geometry)
+        self.runner.revive()
+
     def _admit(self, task: Task, prompt: Any) -> None:
         max_len = self.runner.geometry.max_model_len
         checked = read_prompt(
@@ -108,10 +123,7 @@ class Engine:
         )
         task.prompt, task.prompt_ids = checked.text, checked.token_ids
         self._check_params(task.params)
-        seed = task.params.seed
-        if seed is None:
-            seed = int(self._seeds.integers(2**63))
-        task.completions = [self._completion(task, n, seed) for n in range(task.params.n)]
+        task.completions = [self._completion(task, index) for index in range(task.params.n)]
         reason = self.scheduler.why_never(task.completions[0].request.max_cached_tokens)
         if reason is not None:
             task.completions = []
@@ -134,7 +146,7 @@ class Engine:
                 "use stop_token_ids"
             )
 
-    def _completion(self, task: Task, index: int, seed: int) -> Completion:
+    def _completion(self, task: Task, index: int) -> Completion:
         params = task.params
         room = max(1, self.runner.geometry.max_model_len - len(task.prompt_ids))
         eos = frozenset() if params.ignore_eos else self.eos_token_ids
@@ -147,7 +159,7 @@ class Engine:
             max_new_tokens=min(params.max_tokens or room, room),
             end_ids=eos | stop_ids,
             stop_ids=stop_ids,
-            seed=seed,
+            seed=task.seed,
             sample_index=index,
             order=self._num_requests,
             arrival_s=task.arrival_s,

@@ -40,7 +40,7 @@ def read_prompt(
     if len(token_ids) > max_model_len:
         raise RequestError(
             f"the prompt has {len(token_ids)} tokens, max_model_len allows {max_model_len}; "
-            "shorten it or raise max_model_len"
+            "shorten it, or raise max_model_len where the model has more positions"
         )
     return TokenPrompt(text=text, token_ids=token_ids)
 

@@ -53,6 +53,7 @@ class Task:
     prompt_ids: list[int]
     params: SamplingParams
     arrival_s: float
+    seed: int = 0
     completions: list[Completion] = field(default_factory=list)
     error: str | None = None
 
@@ -80,7 +81,7 @@ class Task:
         errors = [c.request.error for c in self.completions if c.request.error]
         outputs = [_completion_output(c, tokenizer) for c in self.completions]
         if self.error is not None:
-            outputs = [_refused_output()]
+            outputs = [_refused_output(self.seed)]
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -92,7 +93,7 @@ class Task:
         )
 
 
-def _refused_output() -> CompletionOutput:
+def _refused_output(seed: int) -> CompletionOutput:
     return CompletionOutput(
         index=0,
         text="",
@@ -101,7 +102,7 @@ def _refused_output() -> CompletionOutput:
         logprobs=None,
         finish_reason="error",
         stop_reason=None,
-        seed=0,
+        seed=seed,
     )
 
 
@@ -124,7 +125,8 @@ def _completion_output(completion: Completion, tokenizer: Tokenizer | None) -> C
 
 def _logprob_entry(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
     def text(token: int) -> str:
-        return tokenizer.decode([token], skip_special_tokens=False) if tokenizer else ""
+        # Not `decode`: that drops the leading space of a text, which a token in its midst has.
+        return tokenizer.token_bytes(token).decode("utf-8", "replace") if tokenizer else ""
 
     listed = {
         token: Logprob(logprob=value, rank=rank, decoded_token=text(token))

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from jaxinfer.errors import JaxInferError
 from jaxinfer.jobs import session
 from jaxinfer.jobs.options import (
+    CHAT_OPTIONS,
     ENGINE_OPTIONS,
     SAMPLING_OPTIONS,
     make_sampling_params,
@@ -20,6 +21,9 @@ from jaxinfer.jobs.options import (
 )
 
 CHAT_MAX_TOKENS = 512
+# Slots where a command runs few requests: one number, so that they find each other's compiled
+# programs in the cache (a single request runs in the narrowest decode program anyway).
+FEW_SLOTS = 8
 ROW_ERRORS_EXIT = 2
 
 Model = Annotated[str, typer.Argument(help="Demo name, folder, .gguf file or hub id.")]
@@ -86,14 +90,15 @@ def generate(
 
     prompts = gather_prompts(prompt or [], prompt_file)
     params = make_sampling_params(sampling)
-    with session.open_llm(model, **engine) as llm:
+    few = {"max_num_seqs": FEW_SLOTS} if len(prompts) <= FEW_SLOTS else {}
+    with session.open_llm(model, **{**few, **engine}) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=len(prompts) > 1 and not as_json)
     if print_outputs(outputs, as_json=as_json, console=Console(highlight=False)):
         raise typer.Exit(ROW_ERRORS_EXIT)
 
 
 @app.command()
-@with_options(sampling=SAMPLING_OPTIONS, engine=ENGINE_OPTIONS)
+@with_options(sampling=CHAT_OPTIONS, engine=ENGINE_OPTIONS)
 def chat(
     model: Model,
     sampling: dict[str, Any],
@@ -106,7 +111,7 @@ def chat(
 
     params = make_sampling_params(sampling, max_tokens=CHAT_MAX_TOKENS)
     console = Console(highlight=False)
-    with session.open_llm(model, **{"max_num_seqs": 1, **engine}) as llm:
+    with session.open_llm(model, **{"max_num_seqs": FEW_SLOTS, **engine}) as llm:
         if message is not None:
             asked = [*start_messages(system), {"role": "user", "content": message}]
             answer(llm, asked, params, console)
@@ -134,7 +139,7 @@ def demo(
 
     console = Console(highlight=False)
     console.print(f"Loading {model} (fetched once, then cached)")
-    with session.open_llm(model, **{"max_num_seqs": 8, **engine}) as llm:
+    with session.open_llm(model, **{"max_num_seqs": FEW_SLOTS, **engine}) as llm:
         run = run_demo(llm)
     print_demo(run, console)
 

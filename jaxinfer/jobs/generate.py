@@ -29,13 +29,13 @@ def gather_prompts(prompts: Sequence[str], prompt_file: Path | None) -> list[str
     gathered = list(prompts)
     if prompt_file is not None:
         try:
-            lines = prompt_file.read_text(encoding="utf-8-sig").splitlines()
+            lines = prompt_file.read_bytes().decode("utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"--prompt-file {prompt_file}: cannot be read as UTF-8 text ({error}); "
                 "give a text file with one prompt a line"
             ) from error
-        gathered += [line for line in lines if line.strip()]
+        gathered += [line.rstrip("\r") for line in lines if line.strip()]
     if not gathered:
         raise ConfigError(
             "no prompt was given; pass --prompt TEXT (may be repeated) or --prompt-file FILE "

@@ -19,7 +19,7 @@ from jaxinfer.config.geometry import (
     weights_bytes,
 )
 from jaxinfer.config.model_config import ModelConfig
-from jaxinfer.errors import CapacityError
+from jaxinfer.errors import CapacityError, CheckpointError, UnsupportedError
 
 if TYPE_CHECKING:
     from jaxinfer.checkpoint.checkpoint import Checkpoint
@@ -45,7 +45,7 @@ def describe_model(model: str, **engine_options: Any) -> ModelInfo:
         engine_options: as for `LLM`; they change the plan.
 
     Raises:
-        CheckpointError, UnsupportedError: the checkpoint cannot be read or run.
+        CheckpointError, UnsupportedError: the checkpoint cannot be read.
         ConfigError: an option that is unknown or does not fit the model.
     """
     ask = engine_config(**engine_options)
@@ -55,8 +55,9 @@ def describe_model(model: str, **engine_options: Any) -> ModelInfo:
     checkpoint = open_checkpoint(model)
     device, plan, obstacle = find_device(), {}, None
     try:
+        match_tensors(checkpoint)
         plan = describe_plan(checkpoint.config, decide_geometry(ask, checkpoint.config, device))
-    except CapacityError as error:
+    except (CapacityError, CheckpointError, UnsupportedError) as error:
         obstacle = str(error)
     return ModelInfo(
         checkpoint=describe_checkpoint(checkpoint),
@@ -64,6 +65,20 @@ def describe_model(model: str, **engine_options: Any) -> ModelInfo:
         plan=describe_device(device) | plan,
         obstacle=obstacle,
     )
+
+
+def match_tensors(checkpoint: "Checkpoint") -> None:
+    """Checks, as an engine's start does, that the tensors fill the model exactly.
+
+    Raises:
+        CheckpointError, UnsupportedError: as `match_leaves`.
+    """
+    import jax
+
+    from jaxinfer.checkpoint.leaf_match import match_leaves
+
+    leaves = jax.tree.leaves(checkpoint.architecture.leaves(checkpoint.config))
+    match_leaves(leaves, checkpoint.config, checkpoint.tensors, checkpoint.kind)
 
 
 def describe_checkpoint(checkpoint: "Checkpoint") -> Section:

@@ -32,6 +32,14 @@ SAMPLING_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "skip_special_tokens": (bool, "Leave special tokens out of the text."),
     }
 )
+# What a conversation printed as text can honour: one answer, made of text alone.
+CHAT_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
+    {
+        name: row
+        for name, row in SAMPLING_OPTIONS.items()
+        if name not in ("n", "logprobs", "detokenize")
+    }
+)
 ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
     {
         "dtype": (str, "Numbers of the weights: auto, bfloat16 or float32."),

@@ -114,6 +114,11 @@ class Runner:
         device = next(iter(self.state.last_tokens.devices()))
         self.state = LoopState(last_tokens=jax.device_put(tokens.astype(np.int32), device))
 
+    def revive(self) -> None:
+        """Makes cache and loop state anew if a step that was interrupted took them along."""
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves((self.cache, self.state))):
+            self.cache, self.state = self.programs.init()
+
     def close(self) -> None:
         """Frees the device memory of parameters, cache and state."""
         for leaf in jax.tree.leaves((self.params, self.cache, self.state)):

@@ -37,7 +37,8 @@ def draw(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> Drawn:
         tokens and, for rows that asked, raw log-probabilities.
     """
     with jax.named_scope("draw"):
-        best = jnp.max(logits, axis=-1)
+        # Not from the maximum: a CPU's passes over NaN once a row is long.
+        finite = jnp.min(jnp.isfinite(logits).astype(jnp.int32), axis=-1)
         greedy = first_largest(logits)
         random = lax.cond(
             jnp.any(rows.temperature > 0), _draw_random, _no_draw, logits, rows, positions
@@ -49,7 +50,7 @@ def draw(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> Drawn:
         return Drawn(
             tokens=tokens,
             logprobs=chosen,
-            finite=jnp.isfinite(best).astype(jnp.int32),
+            finite=finite,
             best_ids=best_ids,
             best_logprobs=best_logprobs,
         )

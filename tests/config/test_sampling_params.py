@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.config.sampling_params import SamplingParams
-from jaxinfer.errors import ConfigError, RequestError
+from jaxinfer.errors import ConfigError, RequestError, UnsupportedError
 
 NAN, INF = float("nan"), float("inf")
 WRONG = [
@@ -98,3 +98,21 @@ def test_numpy_scalars_of_python_s_kind_are_numbers() -> None:
 def test_params_are_frozen() -> None:
     with pytest.raises(AttributeError):
         SamplingParams().top_k = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("presence_penalty", 0.0),
+        ("repetition_penalty", 1.0),
+        ("min_tokens", 0),
+        ("bad_words", None),
+    ],
+)
+def test_a_planned_parameter_that_asks_for_nothing_is_taken(name: str, value: object) -> None:
+    assert SamplingParams(**{name: value}) == SamplingParams()
+
+
+def test_a_planned_parameter_that_asks_for_its_feature_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="min_tokens=3 asks for .* not built yet"):
+        SamplingParams(min_tokens=3)

@@ -19,6 +19,7 @@ WINDOWED: Mapping[str, Any] = {
     "num_hidden_layers": 2,
     "sliding_window_pattern": 2,
     "sliding_window": 20,
+    "tie_word_embeddings": False,
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 

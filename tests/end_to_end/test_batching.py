@@ -137,7 +137,7 @@ def test_the_check_sees_a_sum_that_depends_on_the_number_of_rows(
 
     monkeypatch.setattr(norm_reference, "folded_sum", plain_sum)
     model = write_tiny(tmp_path, **MODELS["llama"])
-    with open_shape(open_llm, model, "float32", (8, 16, 16)) as llm:
+    with open_llm(model, max_num_seqs=8, max_num_batched_tokens=16) as llm:
         assert run_together(llm, list(range(len(LENGTHS)))) != run_alone(llm)
 
 

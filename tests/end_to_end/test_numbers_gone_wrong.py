@@ -61,7 +61,7 @@ def test_the_token_that_pads_may_be_poisoned(tiny: LLM) -> None:
 
 def test_what_a_window_has_left_behind_may_be_poisoned(open_llm: OpenLLM, tmp_path: Path) -> None:
     """Its pages are freed: the table points to the null page, where padding left NaN."""
-    folder = write_tiny(tmp_path, **WINDOWED, tie_word_embeddings=False)
+    folder = write_tiny(tmp_path, **WINDOWED)
     prompts = [list(range(1, 150)), [9] * 40]
     params = SamplingParams(temperature=0, max_tokens=40, logprobs=1, ignore_eos=True)
     with open_llm(folder, max_num_batched_tokens=16) as llm:

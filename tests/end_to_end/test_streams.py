@@ -4,6 +4,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,7 @@ PARAMS = SamplingParams(temperature=1.2, seed=4, n=2, max_tokens=9, ignore_eos=T
 
 def joined(deltas: Iterable[StreamDelta]) -> dict[tuple[str, int], tuple]:
     """Text, ids and end of every completion, joined from its deltas."""
-    nothing: tuple[str, list[int], str | None] = ("", [], None)
-    found = defaultdict(lambda: nothing)
+    found: defaultdict[tuple[str, int], Any] = defaultdict(lambda: ("", [], None))
     for delta in deltas:
         text, token_ids, ended = found[delta.request_id, delta.index]
         assert ended is None, "a delta after the last one"

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models
 
 from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.engine.task import Completion, Task
@@ -202,6 +204,34 @@ def test_logprobs_by_id_with_the_drawn_one_always_there(tokenizer: Tokenizer) ->
     assert [(i, x.rank, x.decoded_token) for i, x in first.items()] == [(97, 1, "a"), (98, 2, "b")]
     assert list(second) == [97, 98, 99]
     assert (second[99].logprob, second[99].rank) == (-7.0, None)
+
+
+def test_the_text_of_a_token_keeps_its_leading_space() -> None:
+    """A SentencePiece tokenizer strips the first space of a text, not that of a token in it."""
+    backend = tokenizers.Tokenizer(models.BPE({"▁": 0, "a": 1, "▁a": 2}, [("▁", "a")]))
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.decode([2]) == "a"
+    one = request(max_new_tokens=1, logprobs=1)
+    one.accept_token(2)
+    one.logprobs.append(TokenLogprobs(token_id=2, logprob=-0.5, best=((2, -0.5),)))
+    task = Task(
+        request_id="0",
+        prompt=None,
+        prompt_ids=[1],
+        params=one.params,
+        arrival_s=0.0,
+        completions=[completion_of(one, tokenizer)],
+    )
+    (out,) = task.output(tokenizer).outputs
+    assert out.logprobs is not None and out.logprobs[0][2].decoded_token == " a"
 
 
 def test_times(tokenizer: Tokenizer) -> None:

@@ -81,6 +81,16 @@ def test_prompt_file(runner: CliRunner, opened: list[FakeLLM], tmp_path: Path) -
     assert opened[0].asked == ["first", "second"]
 
 
+def test_only_a_line_feed_ends_a_prompt(
+    runner: CliRunner, opened: list[FakeLLM], tmp_path: Path
+) -> None:
+    """str.splitlines would also cut at form feeds, U+0085 and U+2028, which texts hold."""
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("one\u2028line\x0cwith\x85all\r\nnext\n".encode())
+    runner.invoke(app, ["generate", "m", "--prompt-file", str(file)])
+    assert opened[0].asked == ["one\u2028line\x0cwith\x85all", "next"]
+
+
 def test_no_prompt_is_refused(runner: CliRunner, opened: list[FakeLLM]) -> None:
     done = runner.invoke(app, ["generate", "m"])
     assert done.exit_code == 1 and not opened
@@ -91,9 +101,18 @@ def test_chat_once(runner: CliRunner, opened: list[FakeLLM]) -> None:
     done = runner.invoke(app, ["chat", "m", "--message", "you hello", "--system", "be brief"])
     assert done.exit_code == 0, done.output
     assert done.stdout == " hello you\n"
-    assert opened[0].options == {"max_num_seqs": 1}
+    assert opened[0].options == {"max_num_seqs": 8}
     system, user = opened[0].asked[0]
     assert system == {"role": "system", "content": "be brief"} and user["role"] == "user"
+
+
+@pytest.mark.parametrize("option", [["--n", "2"], ["--logprobs", "1"], ["--no-detokenize"]])
+def test_chat_refuses_what_it_cannot_honour(
+    runner: CliRunner, opened: list[FakeLLM], option: list[str]
+) -> None:
+    done = runner.invoke(app, ["chat", "m", "--message", "hi", *option])
+    assert done.exit_code == 2 and not opened
+    assert "No such option" in done.stderr
 
 
 def test_chat_ends_with_the_input(runner: CliRunner, opened: list[FakeLLM]) -> None:

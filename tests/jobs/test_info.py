@@ -1,6 +1,7 @@
 """What `jaxinfer info` says about a checkpoint, and that it loads none of its weights."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ def test_engine_options_change_the_plan() -> None:
 def test_what_does_not_fit_is_said_and_the_facts_stay() -> None:
     info = describe_model(str(LLAMA), gpu_memory_utilization=1e-12)
     assert info.obstacle is not None and "gpu_memory_utilization" in info.obstacle
+    assert info.model["architecture"] == "llama" and "slots" not in info.plan
+
+
+def test_tensors_of_another_model_are_an_obstacle(tmp_path: Path) -> None:
+    shutil.copytree(LLAMA, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    config["intermediate_size"] *= 2
+    path.write_text(json.dumps(config))
+    info = describe_model(str(tmp_path / "model"))
+    assert info.obstacle is not None and "mlp" in info.obstacle and "shape" in info.obstacle
     assert info.model["architecture"] == "llama" and "slots" not in info.plan
 
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.jobs.options import (
+    CHAT_OPTIONS,
     ENGINE_OPTIONS,
     SAMPLING_OPTIONS,
     make_sampling_params,
@@ -18,6 +19,10 @@ from jaxinfer.jobs.options import (
 
 def test_every_sampling_parameter_is_an_option() -> None:
     assert set(SAMPLING_OPTIONS) == {field.name for field in fields(SamplingParams) if field.init}
+
+
+def test_chat_offers_only_what_it_can_honour() -> None:
+    assert set(SAMPLING_OPTIONS) - set(CHAT_OPTIONS) == {"n", "logprobs", "detokenize"}
 
 
 def test_engine_options_exist() -> None:

@@ -52,6 +52,12 @@ def test_tokens_per_second() -> None:
         record.read_throughput("noise")
 
 
+def test_the_ratio_of_starts_is_warm_over_cold() -> None:
+    cold, warm = {"compile_s": 8.0}, {"compile_s": 2.0}
+    summary = load_script("start").summarize("m", cold, warm)
+    assert summary == {"model": "m", "cold": cold, "warm": warm, "compile_ratio": 0.25}
+
+
 def test_the_ratio_is_ours_over_theirs() -> None:
     compare = load_script("compare")
     results = {
