@@ -134,8 +134,9 @@ def test_the_check_sees_a_sum_that_depends_on_the_number_of_rows(
     folded_sum = norm_reference.folded_sum
 
     def sum_by_rows(values: jax.Array) -> jax.Array:
-        num_rows = values.size // values.shape[-1]
-        return folded_sum(jnp.roll(values, 1, axis=-1) if num_rows > 2 else values)
+        if values.size // values.shape[-1] <= 2:
+            return folded_sum(values)
+        return folded_sum(jnp.concatenate([values[..., ::2], values[..., 1::2]], axis=-1))
 
     monkeypatch.setattr(norm_reference, "folded_sum", sum_by_rows)
     model = write_tiny(tmp_path, **MODELS["llama"])
