@@ -73,6 +73,7 @@ def build_engine(
     leaves = jax.tree.leaves(checkpoint.architecture.leaves(checkpoint.config))
     match_leaves(leaves, checkpoint.config, checkpoint.tensors, checkpoint.kind)  # before compiling
     shapes = abstract_params(checkpoint.config, checkpoint.architecture, geometry.weight_dtype)
+    _check_room(_num_bytes(shapes), cache_bytes(checkpoint.config, geometry), device)
     with counted_compiles(compiles):
         programs = compile_programs(
             shapes, checkpoint.config, geometry, show_progress=show_progress
@@ -193,6 +194,20 @@ def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, 
     return tuple(dict.fromkeys(ids))
 
 
+def _num_bytes(shapes: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+
+
+def _check_room(weights: int, cache: int, device: Device) -> None:
+    """What is known before compiling is refused before it; temporaries are checked afterwards."""
+    if weights + cache > device.free_bytes:
+        raise CapacityError(
+            f"the engine needs {weights + cache:,} bytes (weights {weights:,}, KV cache "
+            f"{cache:,}), {device.free_bytes:,} are free; lower max_num_seqs, max_model_len or "
+            "num_gpu_blocks_override"
+        )
+
+
 def _memory_plan(
     shapes: Any,
     programs: Programs,
@@ -200,7 +215,7 @@ def _memory_plan(
     geometry: Geometry,
     device: Device,
 ) -> MemoryPlan:
-    weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    weights = _num_bytes(shapes)
     named: Mapping[str, Any] = programs.named()
     plan = MemoryPlan(
         weights_bytes=weights,
