@@ -2,18 +2,26 @@
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from jaxinfer.layers.weights import BiasedWeight, LinearWeight
-
-_MIN_ROWS = 2  # on a CPU a single row takes a slow path whose bits differ, too
+from jaxinfer.layers.weights import (
+    BiasedWeight,
+    BlockScaledWeight,
+    LinearWeight,
+    Matrix,
+    OffsetWeight,
+    PermutedWeight,
+    QuantWeight,
+    ZeroPointWeight,
+)
+from pallas_kernels.quant_matmul import quant_matmul
+from pallas_kernels.row_matmul import row_matmul
 
 
 def linear(x: jax.Array, weight: LinearWeight) -> jax.Array:
     """x · weightᵀ (+ bias), accumulated in float32.
 
     Args:
-        x: [..., in] – cast to the matrix's dtype for the product.
+        x: [..., in].
         weight: a record of `layers/weights.py`.
 
     Returns:
@@ -27,25 +35,31 @@ def linear(x: jax.Array, weight: LinearWeight) -> jax.Array:
     return out
 
 
-def matmul(x: jax.Array, matrix: jax.Array) -> jax.Array:
+def matmul(x: jax.Array, matrix: Matrix) -> jax.Array:
     """x · matrixᵀ in float32.
 
     Args:
-        x: [..., in].
-        matrix: [out, in].
+        x: [..., in] – cast to the dtype of a plain matrix; a packed one is decoded to x's dtype.
+        matrix: [out, in], plain or packed.
 
     Returns:
         [..., out] f32.
     """
-    rows = x.reshape(-1, x.shape[-1])
-    num_rows = rows.shape[0]
-    if num_rows < _MIN_ROWS:
-        rows = jnp.pad(rows, ((0, _MIN_ROWS - num_rows), (0, 0)))
-    out = lax.dot_general(
-        rows.astype(matrix.dtype),
-        matrix,
-        (((1,), (1,)), ((), ())),
-        precision=lax.Precision.HIGHEST if matrix.dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
-    )
-    return out[:num_rows].reshape(*x.shape[:-1], matrix.shape[0])
+    match matrix:
+        case PermutedWeight(order=order, matrix=inner):
+            return matmul(jnp.take(x, order, axis=-1, mode="clip"), inner)
+        case QuantWeight():
+            return quant_matmul(x, matrix.codes, matrix.scales, group=matrix.group)
+        case ZeroPointWeight():
+            return quant_matmul(
+                x, matrix.codes, matrix.scales, zeros=matrix.zeros, group=matrix.group
+            )
+        case OffsetWeight():
+            return quant_matmul(
+                x, matrix.codes, matrix.scales, offsets=matrix.offsets, group=matrix.group
+            )
+        case BlockScaledWeight():
+            return quant_matmul(
+                x, matrix.codes, matrix.scales, group=matrix.group, out_group=matrix.out_group
+            )
+    return row_matmul(x, matrix)

@@ -1,7 +1,9 @@
 """DEV. The weight records that `linear` runs. Another storage form is another record.
 
-Behind `ModelConfig` a leaf of these records may be an array, a shape or a `models.spec.Leaf`: the
-structure is the same for all three.
+A `Weight` or `BiasedWeight` is a linear layer; its matrix is a plain array or one of the packed
+records below. Behind `ModelConfig` a leaf of these records may be an array, a shape or a
+`models.spec.Leaf`: the structure is the same for all three, and a packed record takes the place of
+the leaf.
 """
 
 import jax
@@ -9,17 +11,82 @@ from flax import struct
 
 
 @struct.dataclass
-class Weight:
-    """A plain matrix."""
+class QuantWeight:
+    """Codes around zero: element = code · scale. The form that every quantized matrix is kept in.
 
-    value: jax.Array  # [out, in]
+    `codes` hold two signed 4-bit codes a byte (u8, the even column in the low half), or one code
+    of 8 bits (i8, f8_e4m3fn): codes of 2 and 3 bits are stored in 4, of 5 and 6 bits in 8.
+    """
+
+    codes: jax.Array  # [out, ceil(in/2)] u8, or [out, in] i8 or f8_e4m3fn
+    scales: jax.Array  # [ceil(in/group), out] f32, f16 or bf16, as the file has them
+    bits: int = struct.field(pytree_node=False)  # of a stored code: 4 or 8
+    group: int = struct.field(pytree_node=False)  # columns under one scale; the last may be short
+
+
+@struct.dataclass
+class ZeroPointWeight:
+    """Codes around a code of their own: element = (code - zero) · scale."""
+
+    codes: jax.Array  # as in QuantWeight
+    scales: jax.Array  # as in QuantWeight
+    zeros: jax.Array  # [ceil(in/group), out] i8
+    bits: int = struct.field(pytree_node=False)
+    group: int = struct.field(pytree_node=False)
+
+
+@struct.dataclass
+class OffsetWeight:
+    """Codes above a float: element = (code - lowest code) · scale + offset (GGUF's Q4_1, Q4_K)."""
+
+    codes: jax.Array  # as in QuantWeight
+    scales: jax.Array  # as in QuantWeight
+    offsets: jax.Array  # [ceil(in/group), out], dtype of the scales: what the lowest code means
+    bits: int = struct.field(pytree_node=False)
+    group: int = struct.field(pytree_node=False)
+
+
+@struct.dataclass
+class BlockScaledWeight:
+    """One scale a rectangle of elements (block FP8): element = code · scale."""
+
+    codes: jax.Array  # as in QuantWeight
+    scales: jax.Array  # [ceil(in/group), ceil(out/out_group)] f32, f16 or bf16
+    bits: int = struct.field(pytree_node=False)
+    group: int = struct.field(pytree_node=False)  # columns of a block
+    out_group: int = struct.field(pytree_node=False)  # rows of a block
+
+
+GroupedWeight = QuantWeight | ZeroPointWeight | OffsetWeight | BlockScaledWeight
+
+
+@struct.dataclass
+class PermutedWeight:
+    """Columns in the order in which they were quantized (GPTQ's act-order).
+
+    Stored column j multiplies input `order[j]`.
+    """
+
+    order: jax.Array  # [in] i32, a permutation
+    matrix: GroupedWeight
+
+
+PackedMatrix = GroupedWeight | PermutedWeight
+Matrix = jax.Array | PackedMatrix
+
+
+@struct.dataclass
+class Weight:
+    """A linear layer."""
+
+    value: Matrix  # [out, in]
 
 
 @struct.dataclass
 class BiasedWeight:
-    """A plain matrix with a bias."""
+    """A linear layer with a bias."""
 
-    value: jax.Array  # [out, in]
+    value: Matrix  # [out, in]
     bias: jax.Array  # [out] f32
 
 

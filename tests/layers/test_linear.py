@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from jaxinfer.layers.linear import linear, matmul
-from jaxinfer.layers.weights import BiasedWeight, LinearWeight, Weight
+from jaxinfer.layers.weights import (
+    BiasedWeight,
+    BlockScaledWeight,
+    LinearWeight,
+    Matrix,
+    OffsetWeight,
+    PermutedWeight,
+    QuantWeight,
+    Weight,
+    ZeroPointWeight,
+)
+from tests.pallas_kernels.quant_matmul.packed import CASES, Case
 
 MATRIX = np.random.default_rng(0).normal(size=(40, 96)).astype(np.float32)
 BIAS = np.random.default_rng(1).normal(size=40).astype(np.float32)
@@ -46,3 +57,42 @@ def test_a_row_s_bits_do_not_depend_on_the_number_of_rows(dtype: jnp.dtype) -> N
     whole = np.asarray(program(X, matrix))
     for rows in (1, 2, 7, 33):
         np.testing.assert_array_equal(np.asarray(program(X[:rows], matrix)), whole[:rows])
+
+
+def record_of(case: Case) -> Matrix:
+    """The weight record that holds a case's arrays."""
+    bits = 4 if case.codes.dtype == np.uint8 else 8
+    codes, scales = jnp.asarray(case.codes), jnp.asarray(case.scales)
+    addends = {name: jnp.asarray(value) for name, value in case.addends.items()}
+    group, out_group = case.options["group"], case.options["out_group"]
+    if out_group > 1:
+        return BlockScaledWeight(
+            codes=codes, scales=scales, bits=bits, group=group, out_group=out_group
+        )
+    record = {"zeros": ZeroPointWeight, "offsets": OffsetWeight}.get("".join(addends), QuantWeight)
+    return record(codes=codes, scales=scales, bits=bits, group=group, **addends)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_packed_records_give_what_their_matrix_gives(case: Case) -> None:
+    """Bit for bit: packed weights are decoded and then take the path of plain ones."""
+    x = X.reshape(-1)[: 3 * case.matrix.shape[1]].reshape(3, -1)
+    plain = jax.jit(linear)(
+        x, BiasedWeight(value=jnp.asarray(case.matrix), bias=jnp.ones(len(case.matrix)))
+    )
+    packed = jax.jit(linear)(
+        x, BiasedWeight(value=record_of(case), bias=jnp.ones(len(case.matrix)))
+    )
+    np.testing.assert_array_equal(np.asarray(packed), np.asarray(plain))
+
+
+def test_permuted_columns_meet_their_inputs() -> None:
+    """Stored column j multiplies input order[j]."""
+    case = CASES[1]
+    order = np.random.default_rng(5).permutation(case.matrix.shape[1]).astype(np.int32)
+    unpermuted = np.empty_like(case.matrix)
+    unpermuted[:, order] = case.matrix
+    weight = PermutedWeight(order=jnp.asarray(order), matrix=record_of(case))  # type: ignore[arg-type]
+    found = np.asarray(program(X[:4], weight))
+    np.testing.assert_allclose(found, X[:4] @ unpermuted.T, atol=1e-4)
+    assert not np.allclose(found, X[:4] @ case.matrix.T, atol=1e-1)
