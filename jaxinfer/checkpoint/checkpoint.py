@@ -15,12 +15,16 @@ from jaxinfer.checkpoint.gguf_config import read_gguf_config
 from jaxinfer.checkpoint.gguf_file import open_gguf
 from jaxinfer.checkpoint.hf_config import CONFIG_FILE, read_generation_config, read_hf_config
 from jaxinfer.checkpoint.json_file import read_json
-from jaxinfer.checkpoint.leaf_match import num_elements
+from jaxinfer.checkpoint.leaf_match import match_leaves, num_elements
+from jaxinfer.checkpoint.leaf_source import LeafSource
+from jaxinfer.checkpoint.quant_formats.gguf_blocks import GgufBlocks
+from jaxinfer.checkpoint.quant_formats.quant_config import read_quant_format
+from jaxinfer.checkpoint.quant_formats.quant_format import QuantFormat
 from jaxinfer.checkpoint.safetensors_file import find_safetensors, open_safetensors
 from jaxinfer.checkpoint.source import resolve_source
 from jaxinfer.checkpoint.tensor_file import CheckpointKind, TensorSource
 from jaxinfer.config.model_config import ModelConfig
-from jaxinfer.models.spec import Architecture
+from jaxinfer.models.spec import Architecture, Leaf
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -32,6 +36,7 @@ class Checkpoint:
     path: the folder or the (first) GGUF file. folder: where tokenizer files may lie, None for GGUF.
     gguf_metadata: plain values and lists, None for a Hugging Face folder.
     generation_config: generation_config.json, empty where there is none.
+    quant_format: reads quantized matrices; None where nothing is quantized.
     quantization: a summary for people, such as "Q4_1 ×210, Q8_0 ×1, F32 ×61" or "none (bf16)".
     num_parameters: a tied table counted once. file_bytes: of all weight files.
     """
@@ -44,6 +49,7 @@ class Checkpoint:
     folder: Path | None
     gguf_metadata: Mapping[str, Any] | None
     generation_config: Mapping[str, Any]
+    quant_format: QuantFormat | None
     quantization: str
     num_parameters: int
     file_bytes: int
@@ -64,11 +70,13 @@ def open_checkpoint(model: str | Path, *, show_progress: bool = True) -> Checkpo
         tensors = open_gguf(source.path)
         config, architecture = read_gguf_config(tensors.metadata, tensors)
         metadata, generation = tensors.metadata, {}
+        quant_format: QuantFormat | None = GgufBlocks(tensors)
     else:
         read_json(source.path / CONFIG_FILE)
         find_safetensors(source.path)  # missing shards are named whatever the config says
-        config, architecture, _ = read_hf_config(source.path)
+        config, architecture, raw = read_hf_config(source.path)
         tensors = open_safetensors(source.path)
+        quant_format = read_quant_format(source.path, raw, tensors)
         metadata, generation = None, read_generation_config(source.path)
     return Checkpoint(
         config=config,
@@ -79,14 +87,33 @@ def open_checkpoint(model: str | Path, *, show_progress: bool = True) -> Checkpo
         folder=source.folder,
         gguf_metadata=metadata,
         generation_config=generation,
-        quantization=_quantization(tensors),
+        quant_format=quant_format,
+        quantization=_quantization(tensors, quant_format),
         num_parameters=num_elements(jax.tree.leaves(architecture.leaves(config))),
         file_bytes=sum(path.stat().st_size for path in tensors.files),
     )
 
 
-def _quantization(tensors: TensorSource) -> str:
+def find_sources(checkpoint: Checkpoint) -> dict[Leaf, LeafSource]:
+    """What fills each leaf of the model, matched and checked; reads no weights.
+
+    Raises:
+        CheckpointError, UnsupportedError: as `match_leaves`.
+    """
+    leaves = jax.tree.leaves(checkpoint.architecture.leaves(checkpoint.config))
+    return match_leaves(
+        leaves,
+        checkpoint.config,
+        checkpoint.tensors,
+        checkpoint.kind,
+        quant_format=checkpoint.quant_format,
+    )
+
+
+def _quantization(tensors: TensorSource, quant_format: QuantFormat | None) -> str:
     infos = tensors.infos.values()
+    if quant_format is not None and not isinstance(quant_format, GgufBlocks):
+        return quant_format.summary
     if all(info.dtype_name in _FLOATS for info in infos):
         sizes = Counter[str]()
         for info in infos:

@@ -63,6 +63,12 @@ class GgufFiles:
             flat = np.frombuffer(content, stored, count, info.offset + place)
         return flat.reshape(stop - start, *shape[1:]).astype(dtype, copy=False)
 
+    def stored(self, name: str) -> np.ndarray:
+        """The tensor's bytes, [rows, bytes of a row], a view of the file."""
+        info = self.infos[name]
+        flat = np.frombuffer(self._maps[info.file], np.uint8, info.nbytes, info.offset)
+        return flat.reshape(info.shape[0] if len(info.shape) > 1 else 1, -1)
+
     def _decode(self, info: TensorInfo, place: int, num_bytes: int) -> np.ndarray:
         """Whole blocks to float32, with the gguf package's own arithmetic."""
         from gguf import GGMLQuantizationType

@@ -33,13 +33,12 @@ def read_hf_config(folder: Path) -> tuple[ModelConfig, Architecture, dict[str, A
 
     Raises:
         CheckpointError: a file or a needed key is missing, or a value breaks its rule.
-        UnsupportedError: an architecture, activation, rope type, partial rotary embedding or
-            quantization that is not run.
+        UnsupportedError: an architecture, activation, rope type or partial rotary embedding that
+            is not run. What a quantization says is read by `quant_formats/quant_config.py`.
     """
     path = folder / CONFIG_FILE
     raw = ConfigReader(read_json(path), str(path))
     architecture = architecture_for_hf(raw["model_type"])
-    _refuse_quantization(folder, raw)
     merged = _with_defaults(raw, architecture)
     _refuse_partial_rotary(merged, architecture)
     try:
@@ -128,18 +127,6 @@ def _eos_token_ids(folder: Path, raw: ConfigReader) -> tuple[int, ...]:
     generation = ConfigReader(read_generation_config(folder), str(folder / GENERATION_FILE))
     ids = {*raw.token_ids("eos_token_id"), *generation.token_ids("eos_token_id")}
     return tuple(sorted(ids))
-
-
-def _refuse_quantization(folder: Path, raw: Mapping[str, Any]) -> None:
-    entry = raw.get("quantization_config") or raw.get("compression_config")
-    if not entry and (folder / "quantize_config.json").is_file():
-        entry = {"quant_method": "gptq"} | read_json(folder / "quantize_config.json")
-    if entry:
-        method = entry.get("quant_method") if isinstance(entry, dict) else entry
-        raise UnsupportedError(
-            f"{folder / CONFIG_FILE}: quantization quant_method={method!r} is not read yet; use an "
-            "unquantized checkpoint or a GGUF file"
-        )
 
 
 def _refuse_partial_rotary(raw: Mapping[str, Any], architecture: Architecture) -> None:

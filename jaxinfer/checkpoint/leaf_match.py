@@ -1,7 +1,8 @@
-"""HOST. Which tensor fills which leaf: settled and checked before any tensor is read.
+"""HOST. What fills which leaf: settled and checked before any weight is read.
 
-Every leaf is filled by exactly one tensor and every tensor fills exactly one leaf; a tensor that
-nothing takes is an error. Reads no tensor, except to compare a tied head with its embedding.
+Every leaf is filled by exactly one tensor, or by the tensors of one quantized matrix, and every
+tensor fills exactly one leaf; a tensor that nothing takes is an error. Reads no weights, except to
+compare a tied head with its embedding; quantized matrices look at zero points and group numbers.
 """
 
 import math
@@ -9,6 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jaxinfer.checkpoint.leaf_source import FloatMatrix, LeafSource, PlainTensor
+from jaxinfer.checkpoint.quant_formats.quant_format import QuantFormat
 from jaxinfer.checkpoint.tensor_file import CheckpointKind, TensorInfo, TensorSource
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import CheckpointError, UnsupportedError
@@ -22,9 +25,14 @@ _COMPARED_BYTES = 2**23
 
 
 def match_leaves(
-    leaves: Sequence[Leaf], config: ModelConfig, tensors: TensorSource, kind: CheckpointKind
-) -> dict[Leaf, TensorInfo]:
-    """The tensor of every leaf.
+    leaves: Sequence[Leaf],
+    config: ModelConfig,
+    tensors: TensorSource,
+    kind: CheckpointKind,
+    *,
+    quant_format: QuantFormat | None = None,
+) -> dict[Leaf, LeafSource]:
+    """What fills every leaf: a tensor, or a quantized matrix where `quant_format` knows one.
 
     Raises:
         CheckpointError: tensors are missing, have another shape, or are left over.
@@ -34,11 +42,39 @@ def match_leaves(
     names = {leaf: leaf.hf if kind == "hf" else leaf.gguf for leaf in leaves}
     if kind == "hf" and config.tie_embeddings:
         names = _tied_names(names, infos)
-    _refuse_missing(names, infos, str(place))
-    for leaf, name in names.items():
+    quantized = _quantized(names, quant_format)
+    plain = {leaf: name for leaf, name in names.items() if leaf not in quantized}
+    _refuse_missing(plain, infos, str(place))
+    for leaf, name in plain.items():
         _check_tensor(leaf, infos[name])
-    _refuse_leftovers(set(infos) - set(names.values()), names, config, tensors, str(place))
-    return {leaf: infos[name] for leaf, name in names.items()}
+    taken = set(plain.values()).union(*(source.tensors for source in quantized.values()))
+    if quant_format is not None:
+        taken |= quant_format.extra_tensors()
+        taken |= _zero_biases(tensors, quantized)
+    _refuse_leftovers(set(infos) - taken, names, config, tensors, str(place))
+    return {
+        leaf: quantized.get(leaf) or PlainTensor(info=infos[names[leaf]], source=tensors)
+        for leaf in leaves
+    }
+
+
+def _quantized(
+    names: Mapping[Leaf, str], quant_format: QuantFormat | None
+) -> dict[Leaf, FloatMatrix]:
+    found = {}
+    for leaf, name in names.items() if quant_format is not None else ():
+        if leaf.role == "matrix" and quant_format is not None:
+            shape = leaf.shape[0], leaf.shape[1]
+            matrix = quant_format.matrix(name.removesuffix(".weight"), shape)
+            if matrix is not None:
+                found[leaf] = matrix
+    return found
+
+
+def _zero_biases(tensors: TensorSource, quantized: Mapping[Leaf, FloatMatrix]) -> set[str]:
+    """Biases that old GPTQ files hold for layers that have none: all zero, so nothing is lost."""
+    names = {f"{source.name}.bias" for source in quantized.values()} & set(tensors.infos)
+    return {name for name in names if not tensors.stored(name).any()}
 
 
 def _tied_names(names: Mapping[Leaf, str], infos: Mapping[str, TensorInfo]) -> dict[Leaf, str]:

@@ -1,11 +1,12 @@
 """JOINT. Tensors of an opened checkpoint to the parameters of a model, a block of rows at a time.
 
 A tensor is decoded straight into the one buffer that JAX then keeps (on the CPU without a copy), so
-that there is never a second copy of the model. Knows leaves, not architectures.
+that there is never a second copy of the model; a quantized matrix that stays packed goes into one
+buffer for each of its arrays. Knows leaves, not architectures.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,9 +14,16 @@ import numpy as np
 from numpy.typing import DTypeLike
 from tqdm import tqdm
 
-from jaxinfer.checkpoint.checkpoint import Checkpoint
-from jaxinfer.checkpoint.leaf_match import match_leaves
-from jaxinfer.checkpoint.tensor_file import TensorInfo, TensorSource
+from jaxinfer.checkpoint.checkpoint import Checkpoint, find_sources
+from jaxinfer.checkpoint.leaf_source import (
+    ROW_STEP,
+    FloatMatrix,
+    LeafSource,
+    PackedForm,
+    PackedMatrix,
+    PackedRows,
+)
+from jaxinfer.checkpoint.packed_record import abstract_record, packed_record
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import CheckpointError, ConfigError
 from jaxinfer.models.spec import Architecture, Leaf
@@ -27,11 +35,31 @@ _ALIGNMENT = 64  # what the CPU backend needs to use a buffer as it is
 _WEIGHT_DTYPES = ("bfloat16", "float32")
 
 
-def abstract_params(config: ModelConfig, architecture: Architecture, weight_dtype: Any) -> Any:
-    """The parameters' shapes and dtypes: the tree of `load_params`, nothing read."""
-    dtype = _weight_dtype(weight_dtype)
+def packed_forms(sources: Mapping[Leaf, LeafSource]) -> dict[Leaf, PackedForm]:
+    """The leaves that can be kept packed, and how."""
+    return {
+        leaf: source.form for leaf, source in sources.items() if isinstance(source, PackedMatrix)
+    }
+
+
+def abstract_params(
+    config: ModelConfig,
+    architecture: Architecture,
+    weight_dtype: Any,
+    packed: Mapping[Leaf, PackedForm] | None = None,
+) -> Any:
+    """The parameters' shapes and dtypes: the tree of `load_params`, nothing read.
+
+    Args:
+        packed: leaves that are kept packed; none by default.
+    """
+    dtype, forms = _weight_dtype(weight_dtype), packed or {}
     return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, _leaf_dtype(leaf, dtype)),
+        lambda leaf: (
+            abstract_record(forms[leaf])
+            if leaf in forms
+            else jax.ShapeDtypeStruct(leaf.shape, _leaf_dtype(leaf, dtype))
+        ),
         architecture.leaves(config),
     )
 
@@ -40,14 +68,19 @@ def load_params(
     checkpoint: Checkpoint,
     *,
     weight_dtype: Any,
+    keep_packed: bool = False,
+    sources: Mapping[Leaf, LeafSource] | None = None,
     place: Place | None = None,
     show_progress: bool = True,
 ) -> Any:
-    """The parameters: the tree of `architecture.leaves(config)` with an array for every leaf.
+    """The parameters: the tree of `architecture.leaves(config)` with an array for every leaf, or a
+    packed record.
 
     Args:
         weight_dtype: "bfloat16" or "float32", of matrices and embeddings; norms and biases are
             float32.
+        keep_packed: quantized matrices stay codes and scales; otherwise they are decoded here.
+        sources: what fills each leaf; by default as `find_sources` says.
         place: puts an array (64-byte aligned, not written again) on its device; by default the
             default device, without a copy on the CPU.
         show_progress: a bar in bytes of the file.
@@ -58,25 +91,25 @@ def load_params(
         UnsupportedError: weights stored as integers.
     """
     dtype = _weight_dtype(weight_dtype)
-    tree = checkpoint.architecture.leaves(checkpoint.config)
-    leaves, structure = jax.tree.flatten(tree)
-    infos = match_leaves(leaves, checkpoint.config, checkpoint.tensors, checkpoint.kind)
+    leaves, structure = jax.tree.flatten(checkpoint.architecture.leaves(checkpoint.config))
+    sources = find_sources(checkpoint) if sources is None else sources
     place = place or _place_by_default
-    total = sum(info.nbytes for info in infos.values())
-    arrays: list[jax.Array] = []
+    total = sum(sources[leaf].num_bytes for leaf in leaves)
+    values: list[Any] = []
     bar = tqdm(
         total=total, unit="B", unit_scale=True, desc="loading weights", disable=not show_progress
     )
     try:
         with bar:
             for leaf in leaves:
-                reader = _LeafReader(checkpoint, leaf, infos[leaf], _leaf_dtype(leaf, dtype))
-                arrays.append(jax.block_until_ready(place(reader.read(bar), leaf)))
+                reader = _reader(checkpoint, leaf, sources[leaf], dtype, keep_packed)
+                reader.read(bar)
+                values.append(jax.block_until_ready(reader.placed(place)))
     except BaseException:
-        for array in arrays:  # whoever keeps the traceback must not keep half a model
+        for array in jax.tree.leaves(values):  # whoever keeps the traceback must not keep half
             array.delete()
         raise
-    return jax.tree.unflatten(structure, arrays)
+    return jax.tree.unflatten(structure, values)
 
 
 def _place_by_default(value: np.ndarray, leaf: Leaf) -> jax.Array:
@@ -101,55 +134,126 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + num_bytes].view(dtype).reshape(shape)
 
 
-class _LeafReader:
-    """Reads one leaf's tensor into one buffer."""
+def _reader(
+    checkpoint: Checkpoint, leaf: Leaf, source: LeafSource, dtype: np.dtype, keep_packed: bool
+) -> "_LeafReader":
+    if keep_packed and isinstance(source, PackedMatrix):
+        return _PackedReader(checkpoint, leaf, source)
+    return _FloatReader(checkpoint, leaf, source, _leaf_dtype(leaf, dtype))
 
-    def __init__(
-        self, checkpoint: Checkpoint, leaf: Leaf, info: TensorInfo, dtype: DTypeLike
-    ) -> None:
-        self.tensors: TensorSource = checkpoint.tensors
-        self.info = info
-        self.value = _aligned_empty(leaf.shape, np.dtype(dtype))
-        self.add = leaf.hf_add if checkpoint.kind == "hf" else 0.0
+
+class _LeafReader:
+    """Reads one leaf, a block of rows at a time."""
+
+    def __init__(self, checkpoint: Checkpoint, leaf: Leaf, source: LeafSource) -> None:
+        self.leaf, self.source = leaf, source
         self.heads = leaf.gguf_interleaved_heads if checkpoint.kind == "gguf" else 0
 
-    def read(self, bar: Any) -> np.ndarray:
-        """The filled buffer; `bar` moves on by the bytes read."""
-        num_rows = self.info.shape[0]
+    def read(self, bar: Any) -> None:
+        """Fills the buffers; `bar` moves on by the bytes read."""
+        num_rows, num_bytes = self.leaf.shape[0], self.source.num_bytes
         step = self._rows_per_block()
         for start in range(0, num_rows, step):
             stop = min(start + step, num_rows)
-            self._read_block(start, stop)
-            bar.update(self.info.nbytes * stop // num_rows - self.info.nbytes * start // num_rows)
-        return self.value
+            self.read_block(start, stop)
+            bar.update(num_bytes * stop // num_rows - num_bytes * start // num_rows)
 
     def _rows_per_block(self) -> int:
-        """Rows of a block: whole heads where rows of a head change places."""
-        if len(self.info.shape) == 1:
-            return max(1, self.info.shape[0])
-        rows = max(1, _BLOCK_BYTES // (4 * max(1, math.prod(self.info.shape[1:]))))
-        if self.heads:
-            head_rows = self.info.shape[0] // self.heads
-            rows = max(1, rows // head_rows) * head_rows
-        return rows
+        """Rows of a block: whole heads where rows of a head change places, whole words and scales
+        where several rows share them."""
+        shape = self.leaf.shape
+        if len(shape) == 1:
+            return max(1, shape[0])
+        unit = shape[0] // self.heads if self.heads else 1
+        if isinstance(self.source, FloatMatrix):
+            unit = math.lcm(unit, ROW_STEP)
+        if isinstance(self.source, PackedMatrix):
+            unit = math.lcm(unit, self.source.form.out_group)
+        rows = max(1, _BLOCK_BYTES // (4 * max(1, math.prod(shape[1:]))))
+        return max(1, rows // unit) * unit
 
-    def _read_block(self, start: int, stop: int) -> None:
-        block = self.tensors.read_rows(self.info.name, start, stop, np.float32)
-        self._check_finite(block, start)
-        if self.add:
-            block = block + np.float32(self.add)
-        target = self.value[start:stop]
-        if self.heads:
-            # Rows of a head of size 4, as stored: 0 2 1 3 → 0 1 2 3: pairs (0, 2), (1, 3) lie
-            # side by side in the file and half a head apart here.
-            half = self.info.shape[0] // self.heads // 2
-            target = target.reshape(-1, 2, half, *block.shape[1:])
-            block = block.reshape(-1, half, 2, *block.shape[1:]).swapaxes(1, 2)
-        target[...] = block
+    def row_order(self, count: int) -> np.ndarray | slice:
+        """Where the rows of a block come from.
 
-    def _check_finite(self, block: np.ndarray, start: int) -> None:
+        Rows of a head of size 4, as stored: 0 2 1 3 → 0 1 2 3: pairs (0, 2), (1, 3) lie side by
+        side in the file and half a head apart here.
+        """
+        if not self.heads:
+            return slice(None)
+        half = self.leaf.shape[0] // self.heads // 2
+        return np.arange(count).reshape(-1, half, 2).swapaxes(1, 2).reshape(-1)
+
+    def read_block(self, start: int, stop: int) -> None:
+        raise NotImplementedError
+
+    def placed(self, place: Place) -> Any:
+        """What was read, on its device."""
+        raise NotImplementedError
+
+    def refuse_if_not_finite(self, block: np.ndarray, what: str, start: int, stop: int) -> None:
         if block.size and not (math.isfinite(block.min()) and math.isfinite(block.max())):
             raise CheckpointError(
-                f"tensor {self.info.name!r} in {self.info.file} holds NaN or infinity in the "
-                f"{len(block)} rows from {start}; the file is damaged: fetch it again"
+                f"tensor {self.source.name!r} in {self.source.file} holds NaN or infinity in the "
+                f"{what} {stop - start} rows from {start}; the file is damaged: fetch it again"
             )
+
+
+class _FloatReader(_LeafReader):
+    """Reads one leaf into one buffer of floats."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, leaf: Leaf, source: LeafSource, dtype: DTypeLike
+    ) -> None:
+        super().__init__(checkpoint, leaf, source)
+        self.value = _aligned_empty(leaf.shape, np.dtype(dtype))
+        self.add = leaf.hf_add if checkpoint.kind == "hf" else 0.0
+
+    def read_block(self, start: int, stop: int) -> None:
+        block = self.source.read_floats(start, stop)
+        self.refuse_if_not_finite(block, "", start, stop)
+        if self.add:
+            block = block + np.float32(self.add)
+        self.value[start:stop] = block[self.row_order(stop - start)]
+
+    def placed(self, place: Place) -> jax.Array:
+        return place(self.value, self.leaf)
+
+
+class _PackedReader(_LeafReader):
+    """Reads one quantized matrix into one buffer for each of its arrays."""
+
+    def __init__(self, checkpoint: Checkpoint, leaf: Leaf, source: PackedMatrix) -> None:
+        super().__init__(checkpoint, leaf, source)
+        self.matrix, self.form = source, source.form
+        self.buffers = {
+            name: _aligned_empty(shape, dtype)
+            for name, (shape, dtype) in source.form.arrays().items()
+        }
+        if self.form.is_permuted:
+            self.buffers["order"][...] = source.read_order()
+
+    def read_block(self, start: int, stop: int) -> None:
+        rows = self.matrix.read_packed(start, stop)
+        self._check(rows, start, stop)
+        order = self.row_order(stop - start)
+        self.buffers["codes"][start:stop] = rows.codes[order]
+        if rows.addends is not None:
+            self.buffers[self.form.addend][:, start:stop] = rows.addends[:, order]
+        if self.form.out_group == 1:
+            self.buffers["scales"][:, start:stop] = rows.scales[:, order]
+        else:
+            blocks = slice(start // self.form.out_group, -(-stop // self.form.out_group))
+            self.buffers["scales"][:, blocks] = rows.scales
+
+    def _check(self, rows: PackedRows, start: int, stop: int) -> None:
+        floats = [rows.scales.astype(np.float32)]
+        if self.form.codes == "fp8":
+            floats.append(rows.codes.astype(np.float32))
+        if self.form.addend == "offsets" and rows.addends is not None:
+            floats.append(rows.addends.astype(np.float32))
+        for block in floats:
+            self.refuse_if_not_finite(block, "codes or scales of the", start, stop)
+
+    def placed(self, place: Place) -> Any:
+        arrays = {name: place(buffer, self.leaf) for name, buffer in self.buffers.items()}
+        return packed_record(self.form, arrays)

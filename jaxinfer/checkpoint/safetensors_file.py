@@ -73,6 +73,13 @@ class SafetensorsFiles:
         flat = np.frombuffer(self._maps[info.file], stored, (stop - start) * row, offset)
         return flat.reshape(stop - start, *info.shape[1:]).astype(dtype, copy=False)
 
+    def stored(self, name: str) -> np.ndarray:
+        """The whole tensor in its own dtype, a view of the file."""
+        info = self.infos[name]
+        count = math.prod(info.shape)
+        flat = np.frombuffer(self._maps[info.file], _DTYPES[info.dtype_name], count, info.offset)
+        return flat.reshape(info.shape)
+
 
 def find_safetensors(folder: Path) -> tuple[Path, ...]:
     """The weight files of a Hugging Face folder, all of them present.

@@ -50,6 +50,11 @@ class TensorSource(Protocol):
         """
         ...
 
+    def stored(self, name: str) -> np.ndarray:
+        """The whole tensor as it is stored, a read-only view: in its own dtype and shape, or the
+        bytes of GGUF blocks as [rows, bytes of a row]."""
+        ...
+
 
 def map_file(path: Path, min_bytes: int) -> mmap.mmap:
     """The file's bytes as a read-only memory map.

@@ -226,18 +226,11 @@ def test_gemma3_values_that_cannot_be(tmp_path: Path, change: dict) -> None:
     [
         ({"model_type": "mamba"}, "'mamba'"),
         ({"hidden_act": "relu"}, "hidden_act='relu'"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quant_method='gptq'"),
     ],
 )
 def test_what_is_not_run_is_refused_by_name(tmp_path: Path, change: dict, told: str) -> None:
     with pytest.raises(UnsupportedError, match=told):
         read(tmp_path, TINY_CONFIG | change)
-
-
-def test_quantize_config_beside_the_config_is_seen(tmp_path: Path) -> None:
-    (tmp_path / "quantize_config.json").write_text('{"bits": 4}')
-    with pytest.raises(UnsupportedError, match="gptq"):
-        read(tmp_path, TINY_CONFIG)
 
 
 def test_biases_of_a_llama(tmp_path: Path) -> None:

@@ -212,7 +212,8 @@ peak = [before]
 watcher = threading.Thread(target=watch)
 watcher.start()
 checkpoint = open_checkpoint(sys.argv[1], show_progress=False)
-params = load_params(checkpoint, weight_dtype=sys.argv[2], show_progress=False)
+options = {"keep_packed": sys.argv[3] == "packed", "show_progress": False}
+params = load_params(checkpoint, weight_dtype=sys.argv[2], **options)
 done.set()
 watcher.join()
 num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
@@ -223,9 +224,9 @@ needs_proc = pytest.mark.skipif(
 )
 
 
-def growth(model: Path, weight_dtype: str) -> tuple[int, int]:
+def growth(model: Path, weight_dtype: str, form: str = "decoded") -> tuple[int, int]:
     """Bytes of the weights as loaded, and by how much anonymous memory grew at most."""
-    command = [sys.executable, "-c", MEASURE, str(model), weight_dtype]
+    command = [sys.executable, "-c", MEASURE, str(model), weight_dtype, form]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     num_bytes, peak, after = json.loads(done.stdout)
@@ -245,6 +246,16 @@ def test_memory_grows_by_the_weights_and_little_more(tmp_path: Path, form: str) 
         model = write_tiny_gguf(tmp_path / "m.gguf", drop=["output.weight"], **options)
     num_bytes, peak = growth(model, "float32")
     assert num_bytes > 2**27
+    assert peak < num_bytes + 70 * 2**20
+
+
+@needs_proc
+def test_memory_of_packed_weights(tmp_path: Path) -> None:
+    """No matrix is ever there as floats: these would be eight times what is kept."""
+    shape = {"hidden_size": 512, "intermediate_size": 2**16, "num_hidden_layers": 1, "std": 0.01}
+    model = write_tiny_gguf(tmp_path / "m.gguf", types={"ffn": "Q4_0"}, **shape)
+    num_bytes, peak = growth(model, "float32", "packed")
+    assert 50e6 < num_bytes < 70e6
     assert peak < num_bytes + 70 * 2**20
 
 

@@ -293,6 +293,7 @@ def write_tiny_gguf(
     add: Mapping[str, np.ndarray] | None = None,
     metadata: Mapping[str, Any] | None = None,
     num_parts: int = 1,
+    types: Mapping[str, str] | None = None,
     base: Mapping[str, Any] = TINY_CONFIG,
     **changes: Any,
 ) -> Path:
@@ -301,6 +302,7 @@ def write_tiny_gguf(
     Args:
         drop, add: tensors by GGUF name. drop_keys, metadata: metadata keys left out, set.
         num_parts: above 1, split files beside `path`; returns the first part.
+        types: part of a name → block type that tensors with it are rounded to ("ffn": "Q4_0").
         base, changes: as of `write_tiny`.
     """
     config = {**base, **changes}
@@ -308,8 +310,25 @@ def write_tiny_gguf(
     tensors = {name: value for name, value in tensors.items() if name not in drop}
     entries = without(gguf_metadata(config), *drop_keys) | dict(metadata or {})
     if num_parts == 1:
-        return write_gguf(path, entries, tensors)
+        tensors, stored = _rounded_to_blocks(tensors, types or {})
+        return write_gguf(path, entries, tensors, types=stored)
     return _write_split(path, entries, tensors, num_parts)
+
+
+def _rounded_to_blocks(
+    tensors: Weights, types: Mapping[str, str]
+) -> tuple[Weights, dict[str, tuple[int, tuple[int, ...]]]]:
+    """Matrices whose name holds a key of `types` as blocks, and what they are."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import quantize
+
+    result, stored = dict(tensors), {}
+    for name, value in tensors.items():
+        kinds = [kind for part, kind in types.items() if part in name and value.ndim == 2]
+        if kinds:
+            kind = GGMLQuantizationType[kinds[0]]
+            result[name], stored[name] = quantize(value, kind), (int(kind), value.shape)
+    return result, stored
 
 
 def _write_split(

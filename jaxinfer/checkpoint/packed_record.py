@@ -1,0 +1,54 @@
+"""JOINT. From what a reader says of a packed matrix to the record that `linear` runs.
+
+The one place that knows both `PackedForm` and the records of `layers/weights.py`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jaxinfer.checkpoint.leaf_source import PackedForm
+from jaxinfer.layers.weights import (
+    BlockScaledWeight,
+    GroupedWeight,
+    OffsetWeight,
+    PackedMatrix,
+    PermutedWeight,
+    QuantWeight,
+    ZeroPointWeight,
+)
+
+
+def packed_record(form: PackedForm, arrays: Mapping[str, Any]) -> PackedMatrix:
+    """The record of a form; `arrays` has an array or a shape for each name of `form.arrays()`."""
+    matrix = _grouped(form, arrays)
+    return PermutedWeight(order=arrays["order"], matrix=matrix) if form.is_permuted else matrix
+
+
+def _grouped(form: PackedForm, arrays: Mapping[str, Any]) -> GroupedWeight:
+    codes, scales, bits, group = arrays["codes"], arrays["scales"], form.bits, form.group
+    if form.out_group > 1:
+        return BlockScaledWeight(
+            codes=codes, scales=scales, bits=bits, group=group, out_group=form.out_group
+        )
+    if form.addend == "zeros":
+        return ZeroPointWeight(
+            codes=codes, scales=scales, zeros=arrays["zeros"], bits=bits, group=group
+        )
+    if form.addend == "offsets":
+        return OffsetWeight(
+            codes=codes, scales=scales, offsets=arrays["offsets"], bits=bits, group=group
+        )
+    return QuantWeight(codes=codes, scales=scales, bits=bits, group=group)
+
+
+def abstract_record(form: PackedForm) -> PackedMatrix:
+    """The record with shapes in place of arrays."""
+    return packed_record(
+        form,
+        {
+            name: jax.ShapeDtypeStruct(shape, dtype)
+            for name, (shape, dtype) in form.arrays().items()
+        },
+    )

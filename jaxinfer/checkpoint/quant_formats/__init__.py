@@ -1,0 +1,1 @@
+"""HOST. Readers of quantized checkpoints, one file a format; each makes `PackedMatrix` objects."""

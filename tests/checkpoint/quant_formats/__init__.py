@@ -1,0 +1,1 @@
+"""Tests of jaxinfer/checkpoint/quant_formats."""
