@@ -183,8 +183,8 @@ class Engine:
         now = time.perf_counter()
         self._see_step(flight, now)
         with self.timeline.span("text", "text"):
-            self._score_prompts(flight)
-            came = self.scheduler.update(flight.step, result)
+            failed = self._score_prompts(flight)
+            came = failed + self.scheduler.update(flight.step, result)
             return [self._take_in(request, now) for request in came]
 
     def _see_step(self, flight: _Flight, now: float) -> None:
@@ -199,10 +199,11 @@ class Engine:
             self.metrics.num_decode_steps += 1
             self.metrics.decode_seconds += now - start
 
-    def _score_prompts(self, flight: _Flight) -> None:
-        """Log-probabilities of prompt tokens, for the rows of requests that want them."""
+    def _score_prompts(self, flight: _Flight) -> list[Request]:
+        """Log-probabilities of prompt tokens for the requests that want them; who failed at it."""
         if not isinstance(flight.step.plan, PrefillPlan):
-            return
+            return []
+        failed = []
         for place, row in enumerate(flight.step.rows):
             request = row.request
             if request.prompt_logprobs is None or request.is_finished:
@@ -213,6 +214,9 @@ class Engine:
             hidden = np.asarray(flight.launched.hidden[place])[: len(targets)]
             scores = self.runner.score(hidden, np.array(targets, np.int32))
             accept_prompt_logprobs(request, row.start, scores)
+            if request.is_finished:
+                failed.append(request)
+        return failed
 
     def _take_in(self, request: Request, now: float) -> StreamDelta:
         task, completion = self._owners[request]

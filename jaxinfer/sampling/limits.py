@@ -58,20 +58,20 @@ def _limited(
     slots: jax.Array,
 ) -> jax.Array:
     mine = jax.tree.map(lambda leaf: leaf.at[slots].get(mode="clip"), state)
-    vocab_size = logits.shape[-1]
-    scores = _ban(logits, ~_as_flags(mine.allowed, vocab_size))
-    scores = _ban(scores, _finished_words(mine, vocab_size))
-    each = jnp.arange(slots.shape[0])[:, None]
-    scores = scores.at[each, mine.bias_ids].add(mine.bias_values, mode="drop")
+    vocab_size, each = logits.shape[-1], jnp.arange(slots.shape[0])[:, None]
+    kept = _as_flags(mine.allowed, vocab_size)
+    completing = _completing_tokens(mine, vocab_size)
+    kept = _unless_empty(kept.at[each, completing].set(False, mode="drop"), kept)
     too_early = (positions < rows.first_end)[:, None]
-    scores = _ban(scores, _as_flags(mine.ends, vocab_size) & too_early)
-    return jnp.where(rows.seated[:, None] > 0, _penalized(scores, mine.seen, rows), logits)
+    kept = _unless_empty(kept & ~(_as_flags(mine.ends, vocab_size) & too_early), kept)
+    biased = logits.at[each, mine.bias_ids].add(mine.bias_values, mode="drop")
+    limited = jnp.where(kept, _penalized(biased, mine.seen, rows), EXCLUDED)
+    return jnp.where(rows.seated[:, None] > 0, limited, logits)
 
 
-def _ban(scores: jax.Array, banned: jax.Array) -> jax.Array:
-    """Scores with the banned tokens at -inf; unchanged in rows where none would be left."""
-    left = jnp.where(banned, EXCLUDED, scores)
-    return jnp.where(jnp.max(left, axis=-1, keepdims=True) > EXCLUDED, left, scores)
+def _unless_empty(kept: jax.Array, before: jax.Array) -> jax.Array:
+    """The tokens kept after one more ban; those before it in rows where none would be left."""
+    return jnp.where(jnp.any(kept, axis=-1, keepdims=True), kept, before)
 
 
 def _as_flags(words: jax.Array, size: int) -> jax.Array:
@@ -83,18 +83,16 @@ def _as_flags(words: jax.Array, size: int) -> jax.Array:
     return bits.reshape(words.shape[0], -1)[:, :size] > 0
 
 
-def _finished_words(mine: LoopState, vocab_size: int) -> jax.Array:
-    """The tokens that would complete a bad word: [W, V] bool.
+def _completing_tokens(mine: LoopState, vocab_size: int) -> jax.Array:
+    """The token that would complete each bad word, V for words that are not begun: [W, words] i32.
 
     Example: with recent [.. 5 8] the word [-1 .. -1 8 9] bans 9, [-1 .. 7 8 9] does not, and
     [-1 .. -1 -1 9] always bans 9.
     """
     starts, lasts = mine.bad_words[:, :, :-1], mine.bad_words[:, :, -1]
     fits = jnp.all((starts < 0) | (starts == mine.recent[:, None, :]), axis=-1)
-    # Past the end is dropped; a negative index would count from the end.
-    tokens = jnp.where(fits & (lasts >= 0), lasts, vocab_size)
-    each = jnp.arange(tokens.shape[0])[:, None]
-    return jnp.zeros((tokens.shape[0], vocab_size), bool).at[each, tokens].set(True, mode="drop")
+    # V lies past the end and is dropped; a negative index would count from there.
+    return jnp.where(fits & (lasts >= 0), lasts, vocab_size)
 
 
 def _penalized(scores: jax.Array, seen: jax.Array, rows: SamplingRows) -> jax.Array:
@@ -105,5 +103,4 @@ def _penalized(scores: jax.Array, seen: jax.Array, rows: SamplingRows) -> jax.Ar
     penalized -= rounded(rows.frequency_penalty[:, None] * counts)
     penalized -= jnp.where(counts > 0, rows.presence_penalty[:, None], jnp.float32(0))
     # An extreme penalty must not make what it touches infinite: +inf is no number to draw from.
-    bounded = jnp.clip(penalized, -_LARGEST, _LARGEST)
-    return jnp.where(scores > EXCLUDED, bounded, EXCLUDED)
+    return jnp.clip(penalized, -_LARGEST, _LARGEST)

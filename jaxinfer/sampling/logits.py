@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import lax
 
 from pallas_kernels.folded_sum import folded_sum
 
 EXCLUDED = -jnp.inf
+_KEY_PAST_BEST = np.uint32(0x80000001)  # the best token is at 0, which has the key before this one
 NUM_CANDIDATES = 256  # best tokens a row, in order; top_k and top_p mostly end among them
 
 
@@ -68,66 +70,49 @@ def _keep_all(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
 
 def _keep_likeliest(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
     best = lax.top_k(scaled, min(NUM_CANDIDATES, scaled.shape[-1]))[0]
-    scaled = _above(scaled, _top_k_threshold(scaled, best, rows.top_k))
-    return _above(scaled, _top_p_threshold(scaled, best, rows.top_p))
+    scaled = _keep_top_k(scaled, best, rows.top_k)
+    return _keep_top_p(scaled, best, rows.top_p)
 
 
-def _above(scaled: jax.Array, threshold: jax.Array) -> jax.Array:
-    return jnp.where(_ordered_keys(scaled) >= threshold[:, None], scaled, EXCLUDED)
+def _keep_top_k(scaled: jax.Array, best: jax.Array, top_k: jax.Array) -> jax.Array:
+    num_candidates, keys = best.shape[-1], _ordered_keys(scaled)
+    guess = _candidate_key(best, top_k - 1)
+    # Where the candidates reach that far the guess is right; where top_k is off, 0 is.
+    low = jnp.where(top_k <= num_candidates, jnp.where(top_k > 0, guess, 0), 0)
+    high = jnp.where(top_k <= num_candidates, low + 1, _KEY_PAST_BEST)
+    wanted = jnp.minimum(top_k, scaled.shape[-1])
+
+    def enough(threshold):
+        return jnp.sum((keys >= threshold[:, None]).astype(jnp.int32), axis=-1) >= wanted
+
+    return _above(scaled, _largest_that(enough, low, high, guess))
 
 
-def _top_k_threshold(scaled: jax.Array, best: jax.Array, top_k: jax.Array) -> jax.Array:
-    """The key of each row's k-th best, 0 where top_k is off: [B] u32."""
-    num_candidates = best.shape[-1]
-
-    def look_up():
-        place = jnp.clip(top_k, 1, num_candidates) - 1
-        return _ordered_keys(jnp.take_along_axis(best, place[:, None], axis=-1)[:, 0])
-
-    def search():
-        keys = _ordered_keys(scaled)
-        wanted = jnp.minimum(top_k, scaled.shape[-1])
-
-        def enough(threshold):
-            return jnp.sum((keys >= threshold[:, None]).astype(jnp.int32), axis=-1) >= wanted
-
-        return _largest_that(enough, top_k.shape[0])
-
-    threshold = lax.cond(jnp.any(top_k > num_candidates), search, look_up)
-    return jnp.where(top_k > 0, threshold, jnp.uint32(0))
-
-
-def _top_p_threshold(scaled: jax.Array, best: jax.Array, top_p: jax.Array) -> jax.Array:
-    """The key down to which each row's mass reaches top_p, 0 where that is off: [B] u32.
-
-    What is guessed from the candidates counts only if the mass of all tokens confirms it, so a
-    row gets the same threshold whether or not its neighbours make the step search for theirs.
-    """
+def _keep_top_p(scaled: jax.Array, best: jax.Array, top_p: jax.Array) -> jax.Array:
     keys, weights = _ordered_keys(scaled), jnp.exp(scaled)  # the best is at 0: weights in [0, 1]
     wanted = top_p * folded_sum(weights)[:, 0]
-    is_off = top_p >= 1
+    # A product with ones above the diagonal is a cumulative sum that compiles at once.
+    place = jnp.arange(best.shape[-1])
+    upper = (place[:, None] <= place[None, :]).astype(jnp.float32)
+    mass = jnp.dot(jnp.exp(best), upper, precision=lax.Precision.HIGHEST)
+    guess = _candidate_key(best, jnp.sum((mass < wanted[:, None]).astype(jnp.int32), axis=-1))
 
     def enough(threshold):
         kept = jnp.where(keys >= threshold[:, None], weights, jnp.float32(0))
         return folded_sum(kept)[:, 0] >= wanted
 
-    guess = _guess_threshold(best, wanted)
-    is_right = enough(guess) & ~enough(guess + 1)
-    threshold = lax.cond(
-        jnp.all(is_right | is_off), lambda: guess, lambda: _largest_that(enough, top_p.shape[0])
-    )
-    return jnp.where(is_off, jnp.uint32(0), threshold)
+    low = jnp.zeros(top_p.shape, jnp.uint32)
+    high = jnp.where(top_p < 1, _KEY_PAST_BEST, low + 1)
+    return _above(scaled, _largest_that(enough, low, high, guess))
 
 
-def _guess_threshold(best: jax.Array, wanted: jax.Array) -> jax.Array:
-    """The key of the candidate at which the candidates' own sum reaches the wanted mass."""
-    place = jnp.arange(best.shape[-1])
-    upper = (place[:, None] <= place[None, :]).astype(jnp.float32)
-    # A product with ones above the diagonal is a cumulative sum that compiles at once.
-    mass = jnp.dot(jnp.exp(best), upper, precision=lax.Precision.HIGHEST)
-    reached = jnp.sum((mass < wanted[:, None]).astype(jnp.int32), axis=-1)
-    place = jnp.minimum(reached, best.shape[-1] - 1)
-    return _ordered_keys(jnp.take_along_axis(best, place[:, None], axis=-1)[:, 0])
+def _candidate_key(best: jax.Array, place: jax.Array) -> jax.Array:
+    inside = jnp.clip(place, 0, best.shape[-1] - 1)
+    return _ordered_keys(jnp.take_along_axis(best, inside[:, None], axis=-1)[:, 0])
+
+
+def _above(scaled: jax.Array, threshold: jax.Array) -> jax.Array:
+    return jnp.where(_ordered_keys(scaled) >= threshold[:, None], scaled, EXCLUDED)
 
 
 def _ordered_keys(values: jax.Array) -> jax.Array:
@@ -140,14 +125,29 @@ def _ordered_keys(values: jax.Array) -> jax.Array:
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
-def _largest_that(enough: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
-    """The largest threshold a row for which `enough` holds, found bit by bit: [B] u32.
+def _largest_that(
+    enough: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array, guess: jax.Array
+) -> jax.Array:
+    """The largest threshold a row for which `enough` holds: [B] u32.
 
-    No sort: 32 passes that count or sum; what holds for a threshold holds for every smaller one.
+    No sort: each pass over the tokens counts or sums. What holds for a threshold holds for every
+    smaller one, so the result is the same whatever was guessed: where every guess is right it takes
+    two passes (the guess holds, the next key does not), else up to 34.
+
+    Args:
+        low, high: [B] u32 – `enough` holds at low and not at high; rows one apart are done.
+        guess: [B] u32 – tried first.
     """
 
-    def try_bit(step, threshold):
-        candidate = threshold | (jnp.uint32(1) << (jnp.uint32(31) - step.astype(jnp.uint32)))
-        return jnp.where(enough(candidate), candidate, threshold)
+    def narrowed(bounds):
+        step, low, high = bounds
+        middle = low + (high - low) // 2
+        tried = jnp.where(step < 2, jnp.clip(guess + step, low + 1, high - 1), middle)
+        tried = jnp.where(high - low > 1, tried, low)
+        holds = enough(tried)
+        return step + 1, jnp.where(holds, tried, low), jnp.where(holds, high, tried)
 
-    return lax.fori_loop(0, 32, try_bit, jnp.zeros((rows,), jnp.uint32))
+    def is_open(bounds):
+        return jnp.any(bounds[2] - bounds[1] > 1)
+
+    return lax.while_loop(is_open, narrowed, (jnp.uint32(0), low, high))[1]

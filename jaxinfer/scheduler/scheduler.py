@@ -83,12 +83,13 @@ class Scheduler:
         """Queues a request with its siblings; `why_never` must have said None.
 
         Raises:
-            RequestError: as many requests as `max_num_waiting` wait already.
+            RequestError: more than `max_num_waiting` would wait for a slot.
         """
         most = self.ask.max_num_waiting
-        if most is not None and self.num_waiting + 1 + len(request.siblings) > most:
+        waiting = self.num_waiting + 1 + len(request.siblings) - self.slots.count(None)
+        if most is not None and waiting > most:
             raise RequestError(
-                f"{self.num_waiting} requests wait, max_num_waiting allows {most}; "
+                f"{waiting} requests would wait for a slot, max_num_waiting allows {most}; "
                 "wait for some to finish, or raise it"
             )
         self.waiting.add(request)
@@ -114,10 +115,7 @@ class Scheduler:
     def schedule(self, now_s: float = 0.0) -> Step | None:
         """The next step; None when there is nothing to run before a result comes, or at all."""
         self._turn += 1
-        decodes_first = not self._may_prefill()
-        rows = [] if decodes_first else self._prefill_rows(now_s)
-        is_prefill = bool(rows)
-        rows = rows or self._decode_rows()
+        rows, is_prefill = self._choose_rows(now_s)
         if not rows:
             return None
         self._num_prefills = self._num_prefills + 1 if is_prefill else 0
@@ -189,6 +187,17 @@ class Scheduler:
         self.pages.forget()
 
     # --- who runs -----------------------------------------------------------------------------
+
+    def _choose_rows(self, now_s: float) -> tuple[list[StepRow], bool]:
+        """Rows, and whether they are prefilled."""
+        rows = self._prefill_rows(now_s) if self._may_prefill() else []
+        if rows:
+            return rows, True
+        rows = self._decode_rows()
+        if rows or self._num_in_flight:
+            return rows, False
+        # Whoever could decode may not share a step with one that is still prefilled.
+        return self._prefill_rows(now_s), True
 
     def _may_prefill(self) -> bool:
         """Decode comes first: after `max_prefill_steps` prefill steps, if anybody can decode."""
