@@ -8,16 +8,19 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxinfer.config.request_options import RequestOptions
     from jaxinfer.config.sampling_params import SamplingParams
-    from jaxinfer.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
+    from jaxinfer.engine.outputs import CompletionOutput, RequestOutput, ScoreOutput, StreamDelta
     from jaxinfer.errors import JaxInferError
     from jaxinfer.llm import LLM
 
 _HOMES = {
     "LLM": "jaxinfer.llm",
     "SamplingParams": "jaxinfer.config.sampling_params",
+    "RequestOptions": "jaxinfer.config.request_options",
     "RequestOutput": "jaxinfer.engine.outputs",
     "CompletionOutput": "jaxinfer.engine.outputs",
+    "ScoreOutput": "jaxinfer.engine.outputs",
     "StreamDelta": "jaxinfer.engine.outputs",
     "JaxInferError": "jaxinfer.errors",
 }
@@ -26,8 +29,10 @@ __all__ = [
     "LLM",
     "CompletionOutput",
     "JaxInferError",
+    "RequestOptions",
     "RequestOutput",
     "SamplingParams",
+    "ScoreOutput",
     "StreamDelta",
 ]
 

@@ -101,3 +101,61 @@ def write_kv(pages: jax.Array, new: jax.Array, slots: PageSlots) -> jax.Array:
     if pages.dtype == jnp.uint16:
         tokens = lax.bitcast_convert_type(tokens.astype(jnp.bfloat16), jnp.uint16)
     return pages.at[slots.pages, :, slots.offsets].set(tokens.astype(pages.dtype))
+
+
+def copy_pages(
+    cache: PagedKV, sources: jax.Array, targets: jax.Array, layer_groups: tuple[int, ...]
+) -> PagedKV:
+    """The cache with one page of each group copied to another place.
+
+    Args:
+        sources: [groups] i32.
+        targets: [groups] i32.
+
+    Donates: `cache`, where the caller's program does.
+    """
+
+    def copied(pages: jax.Array, group: int) -> jax.Array:
+        page = lax.dynamic_index_in_dim(pages, sources[group], 0)
+        return lax.dynamic_update_slice_in_dim(pages, page, targets[group], 0)
+
+    return _by_layer(copied, cache, layer_groups)
+
+
+def read_pages(cache: PagedKV, pages: jax.Array, layer_groups: tuple[int, ...]) -> PagedKV:
+    """Pages of each layer: arrays [M, K, S, D].
+
+    Args:
+        pages: [groups, M] i32.
+    """
+    return _by_layer(lambda array, group: array[pages[group]], cache, layer_groups)
+
+
+def write_pages(
+    cache: PagedKV, pages: jax.Array, content: PagedKV, layer_groups: tuple[int, ...]
+) -> PagedKV:
+    """The cache with pages overwritten; what `read_pages` gave comes back in any pages.
+
+    Args:
+        pages: [groups, M] i32; only the null page may occur twice.
+        content: arrays [M, K, S, D].
+
+    Donates: `cache`, where the caller's program does.
+    """
+    return PagedKV(
+        keys=tuple(
+            array.at[pages[group]].set(new)
+            for array, new, group in zip(cache.keys, content.keys, layer_groups, strict=True)
+        ),
+        values=tuple(
+            array.at[pages[group]].set(new)
+            for array, new, group in zip(cache.values, content.values, layer_groups, strict=True)
+        ),
+    )
+
+
+def _by_layer(change, cache: PagedKV, layer_groups: tuple[int, ...]) -> PagedKV:
+    return PagedKV(
+        keys=tuple(map(change, cache.keys, layer_groups)),
+        values=tuple(map(change, cache.values, layer_groups)),
+    )

@@ -3,19 +3,28 @@
 Knows prompts and outputs; what a step is, the engine knows.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
 from jaxinfer.config.engine_config import engine_config
+from jaxinfer.config.request_options import RequestOptions
 from jaxinfer.config.sampling_params import SamplingParams
+from jaxinfer.engine.arguments import (
+    as_conversations,
+    as_prompts,
+    options_for_each,
+    params_for_each,
+)
 from jaxinfer.engine.build import build_engine
 from jaxinfer.engine.chat_prompt import ChatPrompts
-from jaxinfer.engine.outputs import RequestOutput, StreamDelta
+from jaxinfer.engine.outputs import RequestOutput, ScoreOutput, StreamDelta
+from jaxinfer.engine.profiler import Profiler
 from jaxinfer.engine.prompt import read_prompt
 from jaxinfer.engine.task import Task
 from jaxinfer.engine.teacher import forced_logits
@@ -24,6 +33,9 @@ from jaxinfer.runner.compile import CompileLog, counted_compiles
 from jaxinfer.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+Params = SamplingParams | Sequence[SamplingParams] | None
+Options = RequestOptions | Sequence[RequestOptions] | None
+_Output = TypeVar("_Output", RequestOutput, ScoreOutput, StreamDelta)
 
 
 class LLM:
@@ -62,6 +74,8 @@ class LLM:
         self.geometry = built.geometry
         self.memory_plan = built.memory
         self.model_config = built.checkpoint.config
+        self._default_params = built.default_params
+        self._profiler = Profiler()
         self._is_closed = False
         self._listening = counted_compiles(self._compiles)
         self._listening.__enter__()
@@ -77,14 +91,17 @@ class LLM:
         if not self._is_closed:
             self._is_closed = True
             self._listening.__exit__(None, None, None)
-            self.engine.runner.close()
+            self._profiler.close()
+            self.engine.close()
 
     def generate(
         self,
         prompts: Any,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
+        priority: int | Sequence[int] | None = None,
+        options: Options = None,
     ) -> list[RequestOutput]:
         """Completes prompts together, through continuous batching.
 
@@ -93,6 +110,9 @@ class LLM:
                 `{"prompt_token_ids": …}`.
             sampling_params: for all, or one each.
             use_tqdm: a bar over the prompts.
+            priority: for all, or one each; lower is served first with
+                `scheduling_policy="priority"`.
+            options: how they are served, for all or one each, in place of `priority`.
 
         Returns:
             As many outputs as prompts, in their order; one that failed has `error` set.
@@ -100,16 +120,15 @@ class LLM:
         Raises:
             ConfigError: as many parameters as prompts are needed. RequestError: with `strict`.
         """
-        prompts = _as_list(prompts)
-        params = _one_each(sampling_params, len(prompts))
-        tasks = self._add(prompts, params)
+        prompts = as_prompts(prompts)
+        tasks = self._add(prompts, sampling_params, options, priority)
         self._run(tasks, use_tqdm)
         return [self._output(task) for task in tasks]
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
         chat_template: str | None = None,
@@ -117,6 +136,8 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] | None = None,
+        options: Options = None,
     ) -> list[RequestOutput]:
         """Answers one conversation or several; otherwise as `generate`.
 
@@ -138,32 +159,27 @@ class LLM:
             )
         self._check_open()
         render = ChatPrompts(
-            self.engine.tokenizer,
+            self.get_tokenizer(),
             template=chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
             variables=chat_template_kwargs,
         )
-        conversations = _as_conversations(messages)
-        params = _one_each(sampling_params, len(conversations))
-        prompts = [_chat_prompt(render, one) for one in conversations]
-        tasks = self._add(prompts, params)
+        prompts = [_chat_prompt(render, one) for one in as_conversations(messages)]
+        tasks = self._add(prompts, sampling_params, options, priority)
         self._run(tasks, use_tqdm)
         return [self._output(task) for task in tasks]
 
     def stream(
-        self,
-        prompts: Any,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        self, prompts: Any, sampling_params: Params = None, *, options: Options = None
     ) -> Generator[StreamDelta, None, None]:
         """Yields what each step adds, as it comes; the deltas of a completion join to its text.
 
         Leaving the iterator early aborts what is under way. A refused prompt gives one delta with
         its error.
         """
-        prompts = _as_list(prompts)
-        yield from self._stream(self._add(prompts, _one_each(sampling_params, len(prompts))))
+        yield from self._stream(self._add(as_prompts(prompts), sampling_params, options))
 
     def chat_stream(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
@@ -174,11 +190,29 @@ class LLM:
             RequestError: the conversation cannot be served.
         """
         self._check_open()
-        prompt = {"prompt_token_ids": ChatPrompts(self.engine.tokenizer).token_ids(messages)}
-        tasks = self._add([prompt], [sampling_params or SamplingParams()])
+        prompt = {"prompt_token_ids": ChatPrompts(self.get_tokenizer()).token_ids(messages)}
+        tasks = self._add([prompt], sampling_params)
         if tasks[0].error is not None:
             raise RequestError(tasks[0].error)
         yield from self._stream(tasks)
+
+    def score(self, prompts: Any, *, use_tqdm: bool = True) -> list[ScoreOutput]:
+        """How likely each token of a prompt is after those before it; nothing is generated.
+
+        Args:
+            prompts: as in `generate`; of up to max_model_len tokens.
+            use_tqdm: a bar over the prompts.
+
+        Returns:
+            As many outputs as prompts, in their order; one that failed has `error` set.
+
+        Raises:
+            RequestError: with `strict`.
+        """
+        params = SamplingParams(prompt_logprobs=0, detokenize=False)
+        tasks = self._add(as_prompts(prompts), params, scores=True)
+        self._run(tasks, use_tqdm)
+        return [self._strictly(task.score_output()) for task in tasks]
 
     def logits(self, token_ids: Sequence[int], *, decode_from: int | None = None) -> np.ndarray:
         """Logits after each of the given tokens, through the engine's own steps.
@@ -206,22 +240,61 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None where the checkpoint has none."""
-        return self.engine.tokenizer
+        return self.engine.intake.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is drawn with where no parameters are given; see `use_generation_config`."""
+        return replace(self._default_params)
 
     def get_metrics(self) -> dict[str, float]:
-        """Counters and sizes by name."""
-        scheduler = self.engine.scheduler
+        """Counters, sizes and histograms by name."""
         return self.engine.metrics.snapshot() | {
-            "num_requests_running": float(len(scheduler.running)),
-            "num_requests_waiting": float(len(scheduler.waiting)),
             "num_compiles": float(self._compiles.num_compiles),
             "compile_seconds": self._compiles.compile_seconds,
         }
 
-    def _add(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[Task]:
+    def reset_prefix_cache(self) -> None:
+        """Forgets what the pages of earlier requests hold."""
+        self._check_open()
+        self.engine.scheduler.reset_prefix_cache()
+
+    def start_profile(self, folder: str | Path) -> None:
+        """Starts jax's profiler; steps and layers have their names in what it writes.
+
+        Args:
+            folder: gets the trace, for TensorBoard or XProf.
+
+        Raises:
+            JaxInferError: a profile is under way already.
+        """
+        self._check_open()
+        self._profiler.start(folder)
+
+    def stop_profile(self) -> None:
+        """Ends the profile and writes it.
+
+        Raises:
+            JaxInferError: none is under way.
+        """
+        self._profiler.stop()
+
+    def _add(
+        self,
+        prompts: Sequence[Any],
+        params: Params,
+        options: Options = None,
+        priority: int | Sequence[int] | None = None,
+        *,
+        scores: bool = False,
+    ) -> list[Task]:
         self._check_idle()
+        each = params_for_each(params, len(prompts), self._default_params)
+        services = options_for_each(options, priority, len(prompts))
         with self._undone_on_error():
-            return [self.engine.add(*pair) for pair in zip(prompts, params, strict=True)]
+            return [
+                self.engine.add(*request, scores=scores)
+                for request in zip(prompts, each, services, strict=True)
+            ]
 
     def _run(self, tasks: list[Task], use_tqdm: bool) -> None:
         refused = sum(task.error is not None for task in tasks)
@@ -233,7 +306,7 @@ class LLM:
             self._raise_refusals(tasks)
             while self.engine.has_work:
                 for delta in self.engine.step():
-                    self._unless_strict(delta)
+                    self._strictly(delta)
                     left[delta.request_id] -= int(delta.finish_reason is not None)
                     bar.update(int(left[delta.request_id] == 0 and delta.finish_reason is not None))
 
@@ -249,7 +322,7 @@ class LLM:
             while self.engine.has_work:
                 self._check_open()
                 for delta in self.engine.step():
-                    yield self._unless_strict(delta)
+                    yield self._strictly(delta)
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
@@ -261,13 +334,10 @@ class LLM:
                 self.engine.reset()
             raise
 
-    def _unless_strict(self, delta: StreamDelta) -> StreamDelta:
-        if delta.error is not None and self.engine_config.strict:
-            raise RequestError(delta.error)
-        return delta
-
     def _output(self, task: Task) -> RequestOutput:
-        output = task.output(self.engine.tokenizer)
+        return self._strictly(task.output(self.get_tokenizer()))
+
+    def _strictly(self, output: _Output) -> _Output:
         if output.error is not None and self.engine_config.strict:
             raise RequestError(output.error)
         return output
@@ -307,45 +377,9 @@ def _refusal(task: Task) -> StreamDelta:
     )
 
 
-def _as_list(prompts: Any) -> list[Any]:
-    """A list of prompts; a single prompt, or what is none at all, becomes a list of one."""
-    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
-        return [prompts]
-    prompts = list(prompts)
-    if prompts and all(isinstance(item, int | np.integer) for item in prompts):
-        return [prompts]
-    return prompts
-
-
-def _as_conversations(messages: Any) -> list[Any]:
-    """A list of conversations; one conversation, or what is none at all, becomes a list of one."""
-    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-        return [messages]
-    if all(isinstance(message, Mapping) for message in messages):  # also of no messages
-        return [messages]
-    return list(messages)
-
-
 def _chat_prompt(render: ChatPrompts, messages: Sequence[Message]) -> Any:
     """Token ids of a conversation, or the RequestError that its row will carry."""
     try:
         return {"prompt_token_ids": render.token_ids(messages)}
     except RequestError as error:
         return error
-
-
-def _one_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
-        raise ConfigError(
-            f"sampling_params={params!r}: must be SamplingParams or a list of them, such as "
-            "SamplingParams(temperature=0)"
-        )
-    if len(params) != count:
-        raise ConfigError(
-            f"{len(params)} sampling params for {count} prompts; pass one for all or one each"
-        )
-    return list(params)

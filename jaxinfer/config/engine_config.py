@@ -6,27 +6,50 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from jaxinfer.config.option_names import Planned, accepted_options
+from jaxinfer.config.sampling_params import MAX_LOGPROBS
 from jaxinfer.errors import ConfigError, UnsupportedError
 
+_CHOICES = {
+    "dtype": ("auto", "bfloat16", "float32"),
+    "kv_cache_dtype": ("auto", "bfloat16", "float32"),
+    "admission": ("reserve", "optimistic"),
+    "preemption": ("swap", "recompute"),
+    "scheduling_policy": ("fcfs", "priority"),
+    "logprobs_mode": ("raw", "processed"),
+    "kernels": ("auto", "reference"),
+}
+_COUNTS = {  # None or at least 1 → what None means
+    "max_model_len": "decide",
+    "max_num_seqs": "decide",
+    "num_gpu_blocks_override": "decide",
+    "max_num_batched_tokens": "decide",
+    "long_prefill_token_threshold": "no limit",
+    "max_num_waiting": "no limit",
+}
+MAX_DECODE_STEPS = 64
+_RANGES = {
+    "max_prefill_steps": (1, None),
+    "num_decode_steps": (1, MAX_DECODE_STEPS),
+    "max_logprobs": (0, MAX_LOGPROBS),
+}
+_SWITCHES = (
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "async_scheduling",
+    "use_generation_config",
+    "strict",
+)
+_POWERS_OF_TWO = ("block_size", "prefill_chunk_tokens")
 _POWERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 # Names of the contract whose feature is not built yet: refused by name, never ignored.
 _PLANNED = {
     "quantization": Planned("running quantized weights packed"),
     "speculative_config": Planned("speculative sampling"),
-    "enable_prefix_caching": Planned("the prefix cache", (None, False)),
-    "async_scheduling": Planned("overlapping host and device", (None, False)),
-    "num_decode_steps": Planned("decode bursts", (None, 1)),
-    "preemption": Planned("preemption"),
-    "scheduling_policy": Planned("priorities", (None, "fcfs")),
-    "logprobs_mode": Planned("processed log-probabilities", (None, "raw")),
-    "max_logprobs": Planned("another ceiling on log-probabilities", (None, 20)),
     "weights": Planned("packed weights", (None, "auto", "dequantized")),
-    "trace": Planned("step traces", (None, False)),
-    "use_generation_config": Planned("the checkpoint's sampling defaults", (None, False)),
     "enable_lora": Planned("LoRA", (None, False)),
 }
-_PLANNED_VALUES = {"admission": ("optimistic",), "kernels": ("mosaic", "triton")}
+_PLANNED_VALUES = {"kernels": ("mosaic", "triton")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +65,29 @@ class EngineConfig:
     gpu_memory_utilization: share of the free device memory (on a CPU: host memory) to plan with.
     prefill_chunk_tokens: T, tokens in a row of a prefill step, a power of two.
     max_num_batched_tokens: tokens in the largest prefill step.
-    admission: "reserve" admits a request when its worst case fits, so that nothing runs out.
+    enable_prefix_caching: requests that begin with the same tokens share the pages of those.
+    enable_chunked_prefill: running requests decode on between the steps of a prompt; False: a
+        prompt is prefilled to its end before anybody decodes on.
+    max_prefill_steps: prefill steps between two decode steps.
+    long_prefill_token_threshold: most tokens of one prompt in a prefill step; None is no limit.
+    async_scheduling: the next step is launched before the last one is read.
+    num_decode_steps: decode launches that are read together while nothing can change, 1 to 64.
+    admission: "reserve" admits a request when its worst case fits, so that nothing runs out;
+        "optimistic" when its prompt fits, and preempts where pages run out.
+    preemption: what a preempted request's pages become: "recompute" fills them again, "swap"
+        copies them to host memory and back. Only used with optimistic admission.
+    scheduling_policy: "fcfs" in order of arrival, "priority" by the requests' priorities.
+    max_num_waiting: requests that may wait for a slot; one more is refused. None is no limit.
+    latency_max_num_seqs: while a latency-sensitive request runs, at most this many others share
+        its step; None is no limit.
+    logprobs_mode: log-probabilities as the model gives them ("raw"), or of what is drawn from.
+    max_logprobs: the most that a request may ask for, up to 20.
+    use_generation_config: sampling defaults come from the checkpoint's generation_config.json.
     kernels: implementation of the ops.
     seed: the engine's seed, from which requests without one draw theirs.
     strict: a failing request raises instead of giving a row with an error.
     compilation_cache_dir: of compiled programs; "auto" is the user's cache folder, None is off.
+    trace: file that gets a timeline of the host loop, for Perfetto or chrome://tracing.
     """
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -58,32 +99,44 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     prefill_chunk_tokens: int | None = None
     max_num_batched_tokens: int | None = None
-    admission: Literal["reserve"] = "reserve"
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    max_prefill_steps: int = 1
+    long_prefill_token_threshold: int | None = None
+    async_scheduling: bool = True
+    num_decode_steps: int = 1
+    admission: Literal["reserve", "optimistic"] = "reserve"
+    preemption: Literal["swap", "recompute"] = "recompute"
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    max_num_waiting: int | None = None
+    latency_max_num_seqs: int | None = None
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    max_logprobs: int = MAX_LOGPROBS
+    use_generation_config: bool = False
     kernels: Literal["auto", "reference"] = "auto"
     seed: int | None = None
     strict: bool = False
     compilation_cache_dir: str | None = "auto"
+    trace: str | None = None
 
     def __post_init__(self) -> None:
-        _choice("dtype", self.dtype, ("auto", "bfloat16", "float32"))
-        _choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "bfloat16", "float32"))
-        _choice("admission", self.admission, ("reserve",))
-        _choice("kernels", self.kernels, ("auto", "reference"))
-        for name in ("max_model_len", "max_num_seqs", "num_gpu_blocks_override"):
-            _at_least_one(name, getattr(self, name))
-        _at_least_one("max_num_batched_tokens", self.max_num_batched_tokens)
-        for name in ("block_size", "prefill_chunk_tokens"):
+        for name, allowed in _CHOICES.items():
+            _choice(name, getattr(self, name), allowed)
+        for name, none in _COUNTS.items():
+            _at_least(1, name, getattr(self, name), none)
+        for name in _POWERS_OF_TWO:
             _power_of_two(name, getattr(self, name))
+        for name, (low, high) in _RANGES.items():
+            _in_range(name, getattr(self, name), low, high)
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
         _share("gpu_memory_utilization", self.gpu_memory_utilization)
-        if not isinstance(self.strict, bool):
-            raise ConfigError(f"strict={self.strict!r} must be True or False")
-        if not isinstance(self.compilation_cache_dir, str | os.PathLike | None):
-            raise ConfigError(
-                f"compilation_cache_dir={self.compilation_cache_dir!r} must be a folder, "
-                "'auto', or None (keep nothing)"
-            )
+        _path("compilation_cache_dir", self.compilation_cache_dir, "a folder, 'auto'")
+        _path("trace", self.trace, "a file to be written")
         if self.seed is not None and not (_is_int(self.seed) and 0 <= self.seed < 2**63):
             raise ConfigError(f"seed={self.seed!r} must be None or an int in [0, 2**63)")
+        _at_least(0, "latency_max_num_seqs", self.latency_max_num_seqs, "no limit")
 
 
 def engine_config(**options: Any) -> EngineConfig:
@@ -116,9 +169,21 @@ def _share(name: str, value: object) -> None:
         raise ConfigError(f"{name}={value!r} must be a number in (0, 1]")
 
 
-def _at_least_one(name: str, value: object) -> None:
-    if value is not None and not (_is_int(value) and value >= 1):  # type: ignore[operator]
-        raise ConfigError(f"{name}={value!r} must be None (decide) or an int of at least 1")
+def _at_least(least: int, name: str, value: object, none: str) -> None:
+    if value is not None and not (_is_int(value) and value >= least):  # type: ignore[operator]
+        raise ConfigError(f"{name}={value!r} must be None ({none}) or an int of at least {least}")
+
+
+def _in_range(name: str, value: object, low: int, high: int | None) -> None:
+    top = math.inf if high is None else high
+    if not (_is_int(value) and low <= value <= top):  # type: ignore[operator]
+        rule = f"of at least {low}" if high is None else f"in [{low}, {high}]"
+        raise ConfigError(f"{name}={value!r} must be an int {rule}")
+
+
+def _path(name: str, value: object, what: str) -> None:
+    if value == "" or not isinstance(value, str | os.PathLike | None):
+        raise ConfigError(f"{name}={value!r} must be {what}, or None (write nothing)")
 
 
 def _power_of_two(name: str, value: object) -> None:

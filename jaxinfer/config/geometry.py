@@ -4,6 +4,7 @@ Knows the ask (`EngineConfig`), the model and the free bytes; touches no device.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.model_config import ModelConfig
@@ -11,6 +12,7 @@ from jaxinfer.errors import CapacityError, ConfigError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 HEAD_ROWS = 32  # rows that `head_step` turns into logits at once
+SWAP_PAGES = 8  # pages of each group that travel to the host or back at once
 # Pages are committed when the engine starts. On a CPU the default pool stops here (or at one
 # request of full length), however much memory is free, so that a small model does not take a whole
 # workstation; ask for more with num_gpu_blocks_override.
@@ -32,7 +34,8 @@ class Geometry:
     num_slots (B), page_tokens (S), pages_per_row (N), chunk_tokens (T), prefill_rows (the values of
     R), decode_widths (rows of each decode program, ascending; the last is B). A cache group is
     the layers that keep the same tokens: `group_windows` (0 is full attention) and `num_pages` (P,
-    null page included) have one entry a group, `layer_groups` one a layer.
+    null page included) have one entry a group, `layer_groups` one a layer. swap_pages: pages of
+    each group that are swapped at once, 0 where none ever are.
     """
 
     max_model_len: int
@@ -50,6 +53,8 @@ class Geometry:
     activation_dtype: str
     kv_dtype: str
     attention_kernel: str
+    swap_pages: int = 0
+    logprobs_mode: Literal["raw", "processed"] = "raw"
 
     @property
     def page_dtype(self) -> str:
@@ -103,6 +108,8 @@ def plan_geometry(ask: EngineConfig, model: ModelConfig, device: Device) -> Geom
         activation_dtype=activation,
         kv_dtype=kv,
         attention_kernel=ask.kernels,
+        swap_pages=SWAP_PAGES if (ask.admission, ask.preemption) == ("optimistic", "swap") else 0,
+        logprobs_mode=ask.logprobs_mode,
     )
 
 

@@ -1,30 +1,27 @@
 """HOST. How one request wants its tokens drawn; names, defaults and rules as in vLLM."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from typing import Any
 
 from jaxinfer.config.option_names import Planned, accepted_options
+from jaxinfer.config.step_plan import MAX_BAD_WORDS, MAX_BIAS_IDS
 from jaxinfer.errors import ConfigError, RequestError
 
 MAX_TEMPERATURE = 2.0
 MAX_LOGPROBS = 20
 MAX_STOP_IDS = 64
-
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
 
 _PLANNED = {
-    "presence_penalty": Planned("penalties", (None, 0)),
-    "frequency_penalty": Planned("penalties", (None, 0)),
-    "repetition_penalty": Planned("penalties", (None, 1)),
-    "min_tokens": Planned("a least number of tokens", (None, 0)),
-    "prompt_logprobs": Planned("log-probabilities of the prompt"),
-    "logit_bias": Planned("a bias on logits"),
-    "allowed_token_ids": Planned("a list of allowed tokens"),
-    "bad_words": Planned("a list of banned words", (None, (), [])),
     "best_of": Planned("best_of", (None, 1)),
     "use_beam_search": Planned("beam search", (None, False)),
     "structured_outputs": Planned("structured output"),
+    "guided_decoding": Planned("structured output"),
+    "lora_request": Planned("LoRA"),
 }
 
 
@@ -46,12 +43,24 @@ class SamplingParams(metaclass=_NamedOptions):
     seed: None draws one from the engine's; the one used is reported.
     stop: strings that end the text and are cut from it. stop_token_ids: ids that end it.
     max_tokens: at least 1, or None for as many as max_model_len leaves.
+    min_tokens: until so many are out, no token and no stop string ends the text.
+    presence_penalty, frequency_penalty: in [-2, 2], taken off for tokens generated before: once,
+        and as often as they were.
+    repetition_penalty: above 0; logits of tokens of prompt and output are divided by it (times it
+        where negative).
     logprobs: None, or how many best tokens to report beside the sampled one (at most 20).
+    prompt_logprobs: likewise for every token of the prompt but the first.
+    logit_bias: token id → number added to its logit, cut to [-100, 100]; ids may be strings, as
+        JSON has them. At most 300.
+    allowed_token_ids: None, or the only ids that may be drawn.
+    bad_words: strings whose last token is not drawn after the others, with and without a space
+        before them; at most 64 of 8 tokens. Between the limits, allowed ids win over bad words and
+        both over min_tokens where nothing would be left.
 
     Raises:
         ConfigError: an unknown name, or a value outside its rule (it is a ValueError too).
         UnsupportedError: a name of the contract whose feature is not built yet.
-        RequestError: more stop ids or log-probabilities than the ceilings allow (likewise).
+        RequestError: more than one of the ceilings allows (likewise).
     """
 
     n: int = 1
@@ -59,28 +68,57 @@ class SamplingParams(metaclass=_NamedOptions):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     seed: int | None = None
-    stop: str | Sequence[str] = ()
+    stop: str | Sequence[str] = field(default=(), compare=False)
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     max_tokens: int | None = 16
+    min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[int | str, float] | None = field(default=None, compare=False)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
     detokenize: bool = True
     skip_special_tokens: bool = True
+    # `stop` and `logit_bias` in one form, whatever was given.
     stop_strings: tuple[str, ...] = field(init=False, default=())
+    bias_entries: tuple[tuple[int, float], ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        stops = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
-        object.__setattr__(self, "stop_strings", stops)
-        ids = _as_tuple("stop_token_ids", self.stop_token_ids)
-        object.__setattr__(self, "stop_token_ids", ids)
+        self._set_forms()
         self._check_drawing()
+        self._check_penalties()
         self._check_ending()
+        self._check_logprobs()
         self._check_ceilings()
         for name in ("include_stop_str_in_output", "ignore_eos", "detokenize"):
             _require_bool(name, getattr(self, name))
         _require_bool("skip_special_tokens", self.skip_special_tokens)
+
+    def _set_forms(self) -> None:
+        stops = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
+        allowed = self.allowed_token_ids
+        forms = {
+            "stop_strings": _as_texts("stop", stops),
+            "stop_token_ids": _as_ids("stop_token_ids", self.stop_token_ids),
+            "bad_words": _as_texts("bad_words", self.bad_words),
+            "bias_entries": _as_bias_entries(self.logit_bias),
+        }
+        if allowed is not None:
+            forms["allowed_token_ids"] = _as_ids("allowed_token_ids", allowed)
+            _require(
+                len(forms["allowed_token_ids"]) > 0,
+                "allowed_token_ids",
+                allowed,
+                "None or at least one id",
+            )
+        for name, value in forms.items():
+            object.__setattr__(self, name, value)
 
     def _check_drawing(self) -> None:
         _require(_is_int(self.n) and self.n >= 1, "n", self.n, "an int of at least 1")
@@ -103,11 +141,19 @@ class SamplingParams(metaclass=_NamedOptions):
             "None or an int in [0, 2**63)",
         )
 
+    def _check_penalties(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            in_range = _is_real(value) and abs(value) <= MAX_PENALTY
+            _require(in_range, name, value, f"in [-{MAX_PENALTY}, {MAX_PENALTY}]")
+        _require(
+            _is_real(self.repetition_penalty) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "a number above 0 (1 is off)",
+        )
+
     def _check_ending(self) -> None:
-        for text in self.stop_strings:
-            _require(isinstance(text, str) and text != "", "stop", text, "non-empty strings")
-        for token in self.stop_token_ids:
-            _require(_is_int(token) and token >= 0, "stop_token_ids", token, "ids of 0 or more")
         _require(
             self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1),
             "max_tokens",
@@ -115,10 +161,16 @@ class SamplingParams(metaclass=_NamedOptions):
             "an int of at least 1, or None (up to max_model_len)",
         )
         _require(
-            self.logprobs is None or (_is_int(self.logprobs) and self.logprobs >= 0),
-            "logprobs",
-            self.logprobs,
-            f"None or an int in [0, {MAX_LOGPROBS}]",
+            _is_int(self.min_tokens) and self.min_tokens >= 0,
+            "min_tokens",
+            self.min_tokens,
+            "an int of at least 0",
+        )
+        _require(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            self.min_tokens,
+            f"at most max_tokens ({self.max_tokens})",
         )
         _require(
             self.detokenize or not self.stop_strings,
@@ -127,17 +179,32 @@ class SamplingParams(metaclass=_NamedOptions):
             "True where stop strings are given: they are looked for in the text",
         )
 
+    def _check_logprobs(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(
+                value is None or (_is_int(value) and value >= 0),
+                name,
+                value,
+                f"None or an int in [0, {MAX_LOGPROBS}]",
+            )
+            if (value or 0) > MAX_LOGPROBS:
+                raise RequestError(
+                    f"SamplingParams.{name}={value}: at most {MAX_LOGPROBS} are reported; "
+                    "ask for fewer"
+                )
+
     def _check_ceilings(self) -> None:
-        if len(self.stop_token_ids) > MAX_STOP_IDS:
-            raise RequestError(
-                f"SamplingParams.stop_token_ids has {len(self.stop_token_ids)} ids, "
-                f"{MAX_STOP_IDS} are allowed; pass fewer"
-            )
-        if (self.logprobs or 0) > MAX_LOGPROBS:
-            raise RequestError(
-                f"SamplingParams.logprobs={self.logprobs}: at most {MAX_LOGPROBS} are reported; "
-                "ask for fewer"
-            )
+        for name, held, things, ceiling in (
+            ("stop_token_ids", self.stop_token_ids, "ids", MAX_STOP_IDS),
+            ("logit_bias", self.bias_entries, "ids", MAX_BIAS_IDS),
+            ("bad_words", self.bad_words, "words", MAX_BAD_WORDS),
+        ):
+            if len(held) > ceiling:
+                raise RequestError(
+                    f"SamplingParams.{name} has {len(held)} {things}, "
+                    f"{ceiling} are allowed; pass fewer"
+                )
 
 
 def _is_int(value: object) -> bool:
@@ -153,6 +220,43 @@ def _as_tuple(name: str, values: object) -> tuple:
         return ()
     _require(isinstance(values, Iterable), name, values, "a list")
     return tuple(values)  # type: ignore[arg-type]
+
+
+def _as_texts(name: str, values: object) -> tuple[str, ...]:
+    _require(not isinstance(values, str), name, values, "a list of strings")
+    texts = _as_tuple(name, values)
+    for text in texts:
+        _require(isinstance(text, str) and text != "", name, text, "non-empty strings")
+    return texts
+
+
+def _as_ids(name: str, values: object) -> tuple[int, ...]:
+    ids = _as_tuple(name, values)
+    for token in ids:
+        _require(_is_id(token), name, token, "ids of 0 or more")
+    return tuple(int(token) for token in ids)
+
+
+def _is_id(value: object) -> bool:
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return is_whole and value >= 0  # type: ignore[operator]
+
+
+def _as_bias_entries(given: object) -> tuple[tuple[int, float], ...]:
+    """(id, bias) pairs in the order of the ids, cut to ±MAX_BIAS."""
+    rule = "a mapping of token ids to numbers"
+    _require(given is None or isinstance(given, Mapping), "logit_bias", given, rule)
+    entries: dict[int, float] = {}
+    for key, bias in (given or {}).items():  # type: ignore[attr-defined]
+        is_text = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20
+        token = int(key) if is_text else key
+        _require(_is_id(token), "logit_bias", key, f"{rule}; an id is an int of 0 or more")
+        _require(int(token) not in entries, "logit_bias", key, "an id that is there once")
+        # Infinity is cut like any other; only NaN is no number.
+        is_number = isinstance(bias, int | float) and not isinstance(bias, bool) and bias == bias
+        _require(is_number, "logit_bias", bias, rule)
+        entries[int(token)] = float(max(-MAX_BIAS, min(MAX_BIAS, bias)))
+    return tuple(sorted(entries.items()))
 
 
 def _require_bool(name: str, value: object) -> None:

@@ -18,13 +18,18 @@ from jaxinfer.checkpoint.load import abstract_params, load_params
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import Device, Geometry, cache_bytes, plan_geometry
 from jaxinfer.config.model_config import ModelConfig
+from jaxinfer.config.sampling_params import SamplingParams
+from jaxinfer.engine.arguments import default_params
 from jaxinfer.engine.engine import Engine
+from jaxinfer.engine.intake import Intake
 from jaxinfer.engine.memory_plan import MemoryPlan
 from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.trace import open_timeline
 from jaxinfer.errors import CapacityError, CheckpointError
 from jaxinfer.runner.compile import CompileLog, counted_compiles, use_compilation_cache
-from jaxinfer.runner.runner import Programs, Runner, compile_programs
-from jaxinfer.scheduler.scheduler import Scheduler
+from jaxinfer.runner.programs import Programs, compile_programs
+from jaxinfer.runner.runner import Runner
+from jaxinfer.sampling.slot_state import abstract_loop_state
 from jaxinfer.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxinfer.text.tokenizer import Tokenizer, tokenizer_from_folder
 from pallas_kernels.paged_attention import resolve_implementation
@@ -40,7 +45,7 @@ class Built:
     checkpoint: Checkpoint
     geometry: Geometry
     memory: MemoryPlan
-    compiles: CompileLog
+    default_params: SamplingParams
 
 
 def build_engine(
@@ -70,6 +75,7 @@ def build_engine(
     device = find_device()
     geometry = decide_geometry(ask, checkpoint.config, device)
     text = _tokenizer(checkpoint, tokenizer)
+    defaults = default_params(checkpoint.generation_config, wanted=ask.use_generation_config)
     leaves = jax.tree.leaves(checkpoint.architecture.leaves(checkpoint.config))
     match_leaves(leaves, checkpoint.config, checkpoint.tensors, checkpoint.kind)  # before compiling
     shapes = abstract_params(checkpoint.config, checkpoint.architecture, geometry.weight_dtype)
@@ -80,18 +86,38 @@ def build_engine(
         )
     memory = _memory_plan(shapes, programs, checkpoint, geometry, device)
     _report(geometry, memory)
-    runner, metrics = _load(checkpoint, programs, geometry, show_progress)
+    timeline = open_timeline(ask.trace)
+    try:
+        runner, metrics = _load(checkpoint, programs, geometry, show_progress)
+    except BaseException:
+        timeline.close()
+        raise
     engine = Engine(
-        config=checkpoint.config,
+        ask=ask,
+        intake=_intake(ask, checkpoint, text, geometry),
         runner=runner,
-        scheduler=Scheduler(geometry),
-        tokenizer=text,
-        eos_token_ids=_eos_ids(checkpoint, text),
-        seed=secrets.randbits(63) if ask.seed is None else ask.seed,
         metrics=metrics,
+        timeline=timeline,
     )
     return Built(
-        engine=engine, checkpoint=checkpoint, geometry=geometry, memory=memory, compiles=compiles
+        engine=engine,
+        checkpoint=checkpoint,
+        geometry=geometry,
+        memory=memory,
+        default_params=defaults,
+    )
+
+
+def _intake(
+    ask: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer | None, geometry: Geometry
+) -> Intake:
+    return Intake(
+        vocab_size=checkpoint.config.vocab_size,
+        max_model_len=geometry.max_model_len,
+        tokenizer=tokenizer,
+        eos_token_ids=_eos_ids(checkpoint, tokenizer),
+        seed=secrets.randbits(63) if ask.seed is None else ask.seed,
+        max_logprobs=ask.max_logprobs,
     )
 
 
@@ -217,9 +243,11 @@ def _memory_plan(
 ) -> MemoryPlan:
     weights = _num_bytes(shapes)
     named: Mapping[str, Any] = programs.named()
+    state = abstract_loop_state(geometry.num_slots, checkpoint.config.vocab_size)
     plan = MemoryPlan(
         weights_bytes=weights,
         kv_cache_bytes=cache_bytes(checkpoint.config, geometry),
+        state_bytes=_num_bytes(state),
         temporary_bytes=max(p.memory_analysis().temp_size_in_bytes for p in named.values()),
         free_bytes=device.free_bytes,
         num_programs=len(named),

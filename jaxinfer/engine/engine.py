@@ -1,104 +1,119 @@
-"""JOINT. The loop: schedule, run, update, make text. Holds the parts that `build.py` assembled."""
+"""JOINT. The loop: schedule, launch, read, update, make text. Holds the parts `build.py` assembled.
+
+With overlap the host works one step behind the device:
+
+    device   | step 1 ...... | step 2 ...... | step 3 ...... |
+    host      launch 2        read 1, text,   read 2, text,
+                              launch 3        launch 4
+
+What a step draws stays on the device, so that the next needs no result of it. A token that was
+drawn after its request's end (an EOS or a stop string seen one step late) is dropped.
+"""
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from jaxinfer.config.model_config import ModelConfig
+from jaxinfer.config.engine_config import EngineConfig
+from jaxinfer.config.request_options import RequestOptions
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.config.step_plan import PrefillPlan
+from jaxinfer.engine.intake import Intake
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.outputs import StreamDelta
-from jaxinfer.engine.prompt import read_prompt
 from jaxinfer.engine.task import Completion, Task
+from jaxinfer.engine.trace import NoTimeline, Timeline
 from jaxinfer.errors import RequestError
-from jaxinfer.runner.runner import Runner
+from jaxinfer.runner.runner import Launched, Runner
+from jaxinfer.scheduler.planning import Step
 from jaxinfer.scheduler.request import Request
-from jaxinfer.scheduler.scheduler import Plan, Scheduler
-from jaxinfer.text.detokenize import IncrementalDetokenizer
-from jaxinfer.text.tokenizer import Tokenizer
+from jaxinfer.scheduler.results import accept_prompt_logprobs
+from jaxinfer.scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step that was launched and not read."""
+
+    step: Step
+    launched: Launched
+    launched_s: float
+
+    @property
+    def name(self) -> str:
+        return "prefill" if isinstance(self.step.plan, PrefillPlan) else "decode"
 
 
 class Engine:
     """Runs tasks through slots. Not safe for use from several threads at once.
 
     Args:
-        config: the model's.
+        ask: the settings; those of scheduling go on to the scheduler.
+        intake: makes requests of prompts.
         runner: device state and programs.
-        scheduler: slots and pages.
-        tokenizer: None where the checkpoint has none; prompts are token ids then.
-        eos_token_ids: ids that end a request unless it ignores them.
-        seed: from which requests without a seed draw theirs.
+        metrics: what is counted.
+        timeline: gets the spans of the loop.
     """
 
     def __init__(
         self,
         *,
-        config: ModelConfig,
+        ask: EngineConfig,
+        intake: Intake,
         runner: Runner,
-        scheduler: Scheduler,
-        tokenizer: Tokenizer | None,
-        eos_token_ids: Sequence[int],
-        seed: int,
         metrics: EngineMetrics,
+        timeline: Timeline | NoTimeline,
     ) -> None:
-        self.config = config
+        self.ask = ask
+        self.intake = intake
         self.runner = runner
-        self.scheduler = scheduler
-        self.tokenizer = tokenizer
-        self.eos_token_ids = frozenset(eos_token_ids)
-        self.seed = seed
         self.metrics = metrics
-        self._seeds = np.random.default_rng(seed)
+        self.timeline = timeline
+        self.scheduler = self._new_scheduler()
+        self._flights: deque[list[_Flight]] = deque()  # bursts, each read as one
+        self._read_s = 0.0
         self._owners: dict[Request, tuple[Task, Completion]] = {}
-        self._num_added = 0
-        self._num_requests = 0
 
     @property
     def has_work(self) -> bool:
         """True while any task is under way."""
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._flights)
 
-    def add(self, prompt: Any, params: SamplingParams) -> Task:
+    def add(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        options: RequestOptions | None = None,
+        *,
+        scores: bool = False,
+    ) -> Task:
         """Queues a prompt. One that cannot be served comes back finished, with its error."""
-        self._num_added += 1
-        task = Task(
-            request_id=str(self._num_added - 1),
-            prompt=prompt if isinstance(prompt, str) else None,
-            prompt_ids=[],
-            params=params,
-            arrival_s=time.perf_counter(),
-            # Drawn before any check: a refused prompt must not change what its neighbours draw.
-            seed=int(self._seeds.integers(2**63)) if params.seed is None else params.seed,
-        )
+        task = self.intake.open_task(prompt, params, time.perf_counter())
         try:
-            if isinstance(prompt, RequestError):  # a conversation that could not be rendered
-                raise prompt
-            self._admit(task, prompt)
+            request = self.intake.fill(task, prompt, options or RequestOptions(), scores=scores)
+            self._admit(task, request)
         except RequestError as error:
-            task.error = str(error)
+            task.completions, task.error = [], str(error)
             self.metrics.finished["error"] += 1
         return task
 
     def step(self) -> list[StreamDelta]:
-        """Runs one step if there is work: what it added to which completion."""
-        plan = self.scheduler.schedule(time.perf_counter())
-        if plan is None:
-            return []
-        drew = self._run(plan)
-        self.metrics.see_usage(self._usage())
-        now = time.perf_counter()
-        return [self._take_in(request, now) for request in drew]
+        """Launches what can be, reads the oldest: what it added to which completion."""
+        deltas = self._end_overdue()
+        self._launch_ahead()
+        for flight in self._flights.popleft() if self._flights else ():
+            deltas += self._read(flight)
+        self._see_state()
+        return deltas
 
     def abort(self, task: Task) -> None:
         """Ends a task's unfinished completions with reason "abort"; frees their pages."""
         for completion in task.completions:
             if not completion.request.is_finished:
-                completion.request.finish_reason = "abort"
-                completion.flush()
-                self._finish(completion.request, time.perf_counter())
+                self._end_early(completion.request, None)
 
     def reset(self) -> None:
         """Ends everything under way and starts with empty slots and pages.
@@ -108,92 +123,104 @@ class Engine:
         """
         for request in list(self._owners):
             request.finish_reason = request.finish_reason or "abort"
-            self.metrics.finished[request.finish_reason] += 1
+            self.metrics.see_finished(request)
         self._owners.clear()
-        self.scheduler = Scheduler(self.runner.geometry)
+        self._flights.clear()
+        self.scheduler = self._new_scheduler()
         self.runner.revive()
 
-    def _admit(self, task: Task, prompt: Any) -> None:
-        max_len = self.runner.geometry.max_model_len
-        checked = read_prompt(
-            prompt,
-            self.tokenizer,
-            vocab_size=self.config.vocab_size,
-            max_model_len=max_len,
-        )
-        task.prompt, task.prompt_ids = checked.text, checked.token_ids
-        self._check_params(task.params)
-        task.completions = [self._completion(task, index) for index in range(task.params.n)]
-        reason = self.scheduler.why_never(task.completions[0].request.max_cached_tokens)
+    def close(self) -> None:
+        """Frees the device memory and ends the timeline."""
+        self.timeline.close()
+        self.runner.close()
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(self.runner.geometry, self.ask, self.intake.vocab_size)
+
+    def _admit(self, task: Task, request: Request) -> None:
+        reason = self.scheduler.why_never(request.max_cached_tokens)
         if reason is not None:
-            task.completions = []
             raise RequestError(reason)
+        self.scheduler.add(request)
         for completion in task.completions:
             self._owners[completion.request] = (task, completion)
-            self.scheduler.add(completion.request)
         self.metrics.prompt_tokens += len(task.prompt_ids)
 
-    def _check_params(self, params: SamplingParams) -> None:
-        for token in params.stop_token_ids:
-            if token >= self.config.vocab_size:
-                raise RequestError(
-                    f"stop_token_ids holds {token}, the vocabulary has {self.config.vocab_size} "
-                    "tokens; remove it"
-                )
-        if params.stop_strings and self.tokenizer is None:
-            raise RequestError(
-                f"stop={params.stop_strings!r} needs text and the checkpoint has no tokenizer; "
-                "use stop_token_ids"
-            )
+    # --- launch -------------------------------------------------------------------------------
 
-    def _completion(self, task: Task, index: int) -> Completion:
-        params = task.params
-        room = max(1, self.runner.geometry.max_model_len - len(task.prompt_ids))
-        eos = frozenset() if params.ignore_eos else self.eos_token_ids
-        stop_ids = frozenset(params.stop_token_ids)
-        self._num_requests += 1
-        request = Request(
-            request_id=task.request_id,
-            prompt_ids=task.prompt_ids,
-            params=params,
-            max_new_tokens=min(params.max_tokens or room, room),
-            end_ids=eos | stop_ids,
-            stop_ids=stop_ids,
-            seed=task.seed,
-            sample_index=index,
-            order=self._num_requests,
-            arrival_s=task.arrival_s,
-        )
-        return Completion(request=request, detokenizer=self._detokenizer(task))
+    def _launch_ahead(self) -> None:
+        ahead = 2 if self.ask.async_scheduling else 1
+        while len(self._flights) < ahead:
+            burst = self._launch_burst()
+            if not burst:
+                return
+            self._flights.append(burst)
 
-    def _detokenizer(self, task: Task) -> IncrementalDetokenizer | None:
-        if self.tokenizer is None or not task.params.detokenize:
-            return None
-        return IncrementalDetokenizer(
-            self.tokenizer,
-            prompt_ids=task.prompt_ids,
-            stop_strings=task.params.stop_strings,
-            include_stop_str_in_output=task.params.include_stop_str_in_output,
-            skip_special_tokens=task.params.skip_special_tokens,
-        )
+    def _launch_burst(self) -> list[_Flight]:
+        """One step, or several decode steps where nothing can change between them."""
+        most = self.ask.num_decode_steps
+        burst = []
+        for _ in range(most if most > 1 and self.scheduler.is_steady(most) else 1):
+            with self.timeline.span("schedule", "schedule"):
+                step = self.scheduler.schedule(time.perf_counter())
+            if step is None:
+                break
+            burst.append(self._launch(step))
+        return burst
 
-    def _run(self, plan: Plan) -> list[Request]:
+    def _launch(self, step: Step) -> _Flight:
         start = time.perf_counter()
-        if isinstance(plan, PrefillPlan):
-            result, _ = self.runner.prefill(plan)
-            drew = self.scheduler.update_prefill(result)
+        with self.timeline.span("launch", "launch", rows=len(step.rows)):
+            for chore in step.chores:
+                self.runner.do(chore)
+            return _Flight(step, self.runner.launch(step.plan), start)
+
+    # --- read ---------------------------------------------------------------------------------
+
+    def _read(self, flight: _Flight) -> list[StreamDelta]:
+        with self.timeline.span("read", "read"):
+            result = self.runner.read(flight.launched)
+        now = time.perf_counter()
+        self._see_step(flight, now)
+        with self.timeline.span("text", "text"):
+            failed = self._score_prompts(flight)
+            came = failed + self.scheduler.update(flight.step, result)
+            return [self._take_in(request, now) for request in came]
+
+    def _see_step(self, flight: _Flight, now: float) -> None:
+        """Counts a step's time: from its launch, or from the end of the step before it."""
+        start = max(flight.launched_s, self._read_s)
+        self._read_s = now
+        self.timeline.event(flight.name, "device", start, now, rows=len(flight.step.rows))
+        if flight.name == "prefill":
             self.metrics.num_prefill_steps += 1
-            self.metrics.prefill_seconds += time.perf_counter() - start
-            return drew
-        result, _ = self.runner.decode(plan)
-        drew = self.scheduler.update_decode(plan, result)
-        self.metrics.num_decode_steps += 1
-        self.metrics.decode_seconds += time.perf_counter() - start
-        return drew
+            self.metrics.prefill_seconds += now - start
+        else:
+            self.metrics.num_decode_steps += 1
+            self.metrics.decode_seconds += now - start
+
+    def _score_prompts(self, flight: _Flight) -> list[Request]:
+        """Log-probabilities of prompt tokens for the requests that want them; who failed at it."""
+        if not isinstance(flight.step.plan, PrefillPlan):
+            return []
+        failed = []
+        for place, row in enumerate(flight.step.rows):
+            request = row.request
+            if request.prompt_logprobs is None or request.is_finished:
+                continue
+            targets = request.prompt_ids[row.start + 1 : row.end + 1]
+            if not targets:  # the last chunk holds the last token alone
+                continue
+            hidden = np.asarray(flight.launched.hidden[place])[: len(targets)]
+            scores = self.runner.score(hidden, np.array(targets, np.int32))
+            accept_prompt_logprobs(request, row.start, scores)
+            if request.is_finished:
+                failed.append(request)
+        return failed
 
     def _take_in(self, request: Request, now: float) -> StreamDelta:
         task, completion = self._owners[request]
-        if request.error is None:
+        if request.error is None and request.max_new_tokens:
             self._count_token(request, now)
         text = completion.advance()
         if request.is_finished:
@@ -202,17 +229,40 @@ class Engine:
 
     def _count_token(self, request: Request, now: float) -> None:
         self.metrics.generation_tokens += 1
-        if request.first_token_s is None:
+        if request.first_token_s is None or request.last_token_s is None:
             request.first_token_s = now
             self.metrics.see_first_token(now - request.arrival_s)
+        else:
+            self.metrics.see_next_token(now - request.last_token_s)
+        request.last_token_s = now
+
+    # --- ends ---------------------------------------------------------------------------------
+
+    def _end_overdue(self) -> list[StreamDelta]:
+        late = self.scheduler.overdue(time.perf_counter())
+        return [self._end_early(request, "timeout") for request in late]
+
+    def _end_early(self, request: Request, stop_reason: str | None) -> StreamDelta:
+        task, completion = self._owners[request]
+        request.finish_reason, request.stop_reason = "abort", stop_reason
+        text = completion.flush()
+        self._finish(request, time.perf_counter())
+        return task.delta(completion, text)
 
     def _finish(self, request: Request, now: float) -> None:
         request.finished_s = now
         self.scheduler.finish(request)
-        self.metrics.see_usage(self._usage())
+        self.runner.forget(request.order)
         del self._owners[request]
-        self.metrics.finished[request.finish_reason or "abort"] += 1
+        self.metrics.see_finished(request)
 
-    def _usage(self) -> float:
-        pools = self.scheduler.pages.pools
-        return sum(pool.num_used for pool in pools) / sum(pool.num_usable for pool in pools)
+    def _see_state(self) -> None:
+        scheduler, metrics = self.scheduler, self.metrics
+        counts = scheduler.take_counts()
+        metrics.num_preemptions += counts.preemptions
+        metrics.see_prefix_lookup(num_tokens=counts.prefix_queries, num_hits=counts.prefix_hits)
+        pools = scheduler.pages.pools
+        metrics.see_usage(
+            sum(pool.num_used for pool in pools) / sum(pool.num_usable for pool in pools)
+        )
+        metrics.see_queues(num_running=len(scheduler.running), num_waiting=scheduler.num_waiting)

@@ -7,10 +7,10 @@ from jaxinfer.scheduler.request import FinishReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprob:
-    """A token's raw log-probability; rank 1 is the likeliest, None lies beyond those reported."""
+    """A token's log-probability, -inf where it could not be drawn; rank 1 is the likeliest."""
 
     logprob: float
-    rank: int | None
+    rank: int
     decoded_token: str
 
 
@@ -39,7 +39,9 @@ class RequestMetrics:
     """Times of a request in seconds; n completions count as one request.
 
     time_to_first_token_s: from arrival. time_per_output_token_s: (end to end - TTFT) / (tokens - 1)
-    of the longest completion, None for a single token. None where it never came so far.
+    of the longest completion, None for a single token. queue_time_s: arrival to admission.
+    prefill_time_s: admission to first token. decode_time_s: from there to the end of the last
+    completion. None where it never came so far. num_cached_tokens: as in `RequestOutput`.
     """
 
     time_to_first_token_s: float | None
@@ -48,13 +50,20 @@ class RequestMetrics:
     queue_time_s: float | None
     num_prompt_tokens: int
     num_generation_tokens: int
+    prefill_time_s: float | None = None
+    decode_time_s: float | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
     """A prompt's completions, or the error that took their place.
 
-    prompt: None where token ids were given. num_cached_tokens: prompt tokens that a cache held.
+    prompt: None where token ids were given.
+    prompt_logprobs: an entry a prompt token, None for the first (nothing precedes it); then by id
+        the k best and the prompt's own; fewer where it was aborted before. None unless asked for.
+    num_cached_tokens: prompt tokens that a cache held.
     """
 
     request_id: str
@@ -63,7 +72,24 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreOutput:
+    """How likely each token of a prompt is after those before it, or the error in its place.
+
+    token_logprobs: as many as prompt_token_ids, None for the first; empty with an error.
+    cumulative_logprob: their sum; None with an error.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    token_logprobs: list[float | None]
+    cumulative_logprob: float | None
     error: str | None = None
 
 

@@ -8,6 +8,7 @@ from jaxinfer.engine.outputs import (
     Logprob,
     RequestMetrics,
     RequestOutput,
+    ScoreOutput,
     StreamDelta,
 )
 from jaxinfer.scheduler.request import Request, TokenLogprobs
@@ -28,12 +29,15 @@ class Completion:
         request = self.request
         if self.detokenizer is None:
             return ""
-        if request.finish_reason == "error":
+        if request.finish_reason == "error" or not request.output_ids:
             return self.flush()
         text = ""
         ended_by_token = request.finish_reason == "stop"
         if not ended_by_token or request.params.include_stop_str_in_output:
-            delta = self.detokenizer.push(request.output_ids[-1])
+            delta = self.detokenizer.push(
+                request.output_ids[-1],
+                check_stop=len(request.output_ids) > request.params.min_tokens,
+            )
             text = delta.text
             if delta.stopped and not ended_by_token:
                 request.finish_reason, request.stop_reason = "stop", delta.stop_reason
@@ -78,7 +82,6 @@ class Task:
 
     def output(self, tokenizer: Tokenizer | None) -> RequestOutput:
         """The output as it stands."""
-        errors = [c.request.error for c in self.completions if c.request.error]
         outputs = [_completion_output(c, tokenizer) for c in self.completions]
         if self.error is not None:
             outputs = [_refused_output(self.seed)]
@@ -89,8 +92,49 @@ class Task:
             outputs=outputs,
             finished=self.is_finished,
             metrics=_metrics(self),
-            error=self.error or next(iter(errors), None),
+            prompt_logprobs=self._prompt_logprobs(tokenizer),
+            num_cached_tokens=self.num_cached_tokens,
+            error=self._first_error(),
         )
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache held; further completions share the first's pages."""
+        return self.completions[0].request.num_cached_tokens if self.completions else 0
+
+    def score_output(self) -> ScoreOutput:
+        """What the prompt's tokens scored, once its request (with prompt_logprobs) has ended."""
+        logprobs = [entry.logprob for entry in self._scored()]
+        error = self._first_error()
+        if error is None and len(logprobs) != len(self.prompt_ids) - 1:
+            reasons = ", ".join(str(one.request.finish_reason) for one in self.completions)
+            error = (
+                f"the request ended ({reasons}) with {len(logprobs)} of "
+                f"{len(self.prompt_ids) - 1} tokens scored; score the prompt again"
+            )
+        return ScoreOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_ids,
+            token_logprobs=[] if error is not None else [None, *logprobs],
+            cumulative_logprob=None if error is not None else float(sum(logprobs)),
+            error=error,
+        )
+
+    def _first_error(self) -> str | None:
+        errors = (completion.request.error for completion in self.completions)
+        return self.error or next((error for error in errors if error), None)
+
+    def _scored(self) -> list[TokenLogprobs]:
+        """One entry a prompt token from the second on; the first completion carries them."""
+        return (self.completions[0].request.prompt_logprobs or []) if self.completions else []
+
+    def _prompt_logprobs(
+        self, tokenizer: Tokenizer | None
+    ) -> list[dict[int, Logprob] | None] | None:
+        if not self.completions or self.completions[0].request.num_prompt_logprobs is None:
+            return None
+        return [None, *(_logprob_entry(entry, tokenizer) for entry in self._scored())]
 
 
 def _refused_output(seed: int) -> CompletionOutput:
@@ -134,7 +178,7 @@ def _logprob_entry(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[in
     }
     if entry.token_id not in listed:
         listed[entry.token_id] = Logprob(
-            logprob=entry.logprob, rank=None, decoded_token=text(entry.token_id)
+            logprob=entry.logprob, rank=entry.rank, decoded_token=text(entry.token_id)
         )
     return listed
 
@@ -146,16 +190,20 @@ def _metrics(task: Task) -> RequestMetrics:
     ended = [r.finished_s for r in requests if r.finished_s is not None]
     end = max(ended) if requests and len(ended) == len(requests) else None
     longest = max((len(request.output_ids) for request in requests), default=0)
-    per_token = None
-    if end is not None and first is not None and longest > 1:
-        per_token = (end - first) / (longest - 1)
+    decoding, per_token = _between(first, end), None
+    if decoding is not None and longest > 1:
+        per_token = decoding / (longest - 1)
     return RequestMetrics(
-        time_to_first_token_s=_since(task.arrival_s, first),
+        time_to_first_token_s=_between(task.arrival_s, first),
         time_per_output_token_s=per_token,
-        e2e_latency_s=_since(task.arrival_s, end),
-        queue_time_s=_since(task.arrival_s, admitted),
+        e2e_latency_s=_between(task.arrival_s, end),
+        queue_time_s=_between(task.arrival_s, admitted),
+        prefill_time_s=_between(admitted, first),
+        decode_time_s=decoding,
         num_prompt_tokens=len(task.prompt_ids),
         num_generation_tokens=sum(len(request.output_ids) for request in requests),
+        num_cached_tokens=task.num_cached_tokens,
+        num_preemptions=sum(request.num_preemptions for request in requests),
     )
 
 
@@ -163,5 +211,5 @@ def _earliest(times) -> float | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def _since(start: float, time: float | None) -> float | None:
-    return None if time is None else time - start
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start

@@ -24,8 +24,8 @@ def forced_logits(
         [T, V] f32.
     """
     split = len(token_ids) if decode_from is None else decode_from
-    reserved = pages.reserve(0, len(token_ids))
-    assert reserved, "the caller checks that the pages are there"
+    opened = pages.open(0, len(token_ids))
+    assert opened, "the caller checks that the pages are there"
     try:
         hidden = [
             _prefill_chunk(runner, pages, token_ids[:split], start)
@@ -56,8 +56,7 @@ def _prefill_chunk(
         slots=np.full(rows, geometry.num_slots, np.int32),
         sampling=empty_sampling(rows),
     )
-    _, hidden = runner.prefill(plan)
-    return np.asarray(hidden)[0, : len(chunk)]
+    return np.asarray(runner.launch(plan).hidden)[0, : len(chunk)]
 
 
 def _decode_one(runner: Runner, pages: PageTables, token: int, position: int) -> np.ndarray:
@@ -73,8 +72,7 @@ def _decode_one(runner: Runner, pages: PageTables, token: int, position: int) ->
         tables=pages.tables[:, [0] * width],
         sampling=empty_sampling(width),
     )
-    _, hidden = runner.decode(plan)
-    return np.asarray(hidden)[0]
+    return np.asarray(runner.launch(plan).hidden)[0]
 
 
 def _first(size: int, value: int) -> np.ndarray:

@@ -5,13 +5,15 @@ an option that is not given is not passed on.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import typer
 
 from jaxinfer.config.sampling_params import SamplingParams
+from jaxinfer.errors import ConfigError
 
 # name → (type, help); the names are SamplingParams' fields, with dashes on the command line.
 SAMPLING_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
@@ -21,13 +23,21 @@ SAMPLING_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "top_p": (float, "Keep the likeliest tokens that sum to this; in (0, 1]."),
         "top_k": (int, "Keep that many likeliest tokens; 0 is off."),
         "min_p": (float, "Keep tokens at least this likely, relative to the likeliest."),
+        "presence_penalty": (float, "Taken off tokens generated before; -2 to 2."),
+        "frequency_penalty": (float, "Taken off as often as they were generated; -2 to 2."),
+        "repetition_penalty": (float, "Divides tokens of prompt and output; 1 is off."),
         "seed": (int, "Seed of the request; the one used is reported by --json."),
         "stop": (list[str], "A string that ends the text (may be repeated)."),
         "stop_token_ids": (list[int], "A token id that ends the text (may be repeated)."),
         "include_stop_str_in_output": (bool, "Leave the stop string in the text."),
         "ignore_eos": (bool, "Go on after an end-of-sequence token."),
         "max_tokens": (int, "Tokens to generate at most."),
+        "min_tokens": (int, "Nothing ends the text before so many tokens."),
         "logprobs": (int, "Report that many best log-probabilities (with --json)."),
+        "prompt_logprobs": (int, "Likewise for every token of the prompt."),
+        "logit_bias": (list[str], "ID=NUMBER, added to a token's logit (may be repeated)."),
+        "allowed_token_ids": (list[int], "Draw only such token ids (may be repeated)."),
+        "bad_words": (list[str], "A string that must not come (may be repeated)."),
         "detokenize": (bool, "Make text of the tokens."),
         "skip_special_tokens": (bool, "Leave special tokens out of the text."),
     }
@@ -37,9 +47,10 @@ CHAT_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
     {
         name: row
         for name, row in SAMPLING_OPTIONS.items()
-        if name not in ("n", "logprobs", "detokenize")
+        if name not in ("n", "logprobs", "prompt_logprobs", "detokenize")
     }
 )
+# All fields of EngineConfig but the seed: --seed is the request's.
 ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
     {
         "dtype": (str, "Numbers of the weights: auto, bfloat16 or float32."),
@@ -51,8 +62,24 @@ ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "gpu_memory_utilization": (float, "Share of the free device memory to plan with."),
         "prefill_chunk_tokens": (int, "Tokens in a row of a prefill step; a power of two."),
         "max_num_batched_tokens": (int, "Tokens in the largest prefill step."),
+        "enable_prefix_caching": (bool, "Prompts that begin alike share pages."),
+        "enable_chunked_prefill": (bool, "Decode between the steps of a long prompt."),
+        "max_prefill_steps": (int, "Prefill steps between two decode steps."),
+        "long_prefill_token_threshold": (int, "Most tokens of one prompt in a prefill step."),
+        "async_scheduling": (bool, "Launch the next step before the last one is read."),
+        "num_decode_steps": (int, "Decode steps that are read together; 1 to 64."),
+        "admission": (str, "When a request starts: reserve (its worst case) or optimistic."),
+        "preemption": (str, "Where pages run out: recompute or swap."),
+        "scheduling_policy": (str, "Who is served first: fcfs or priority."),
+        "max_num_waiting": (int, "Requests that may wait; one more is refused."),
+        "latency_max_num_seqs": (int, "Most others beside a latency-sensitive request."),
+        "logprobs_mode": (str, "Log-probabilities: raw or processed."),
+        "max_logprobs": (int, "The most that a request may ask for."),
+        "use_generation_config": (bool, "Sampling defaults from generation_config.json."),
         "kernels": (str, "Implementation of the ops: auto or reference."),
+        "strict": (bool, "A failing request ends the command."),
         "compilation_cache_dir": (str, "Where compiled programs are kept; auto by default."),
+        "trace": (str, "A file that gets a timeline of the host loop."),
     }
 )
 
@@ -107,4 +134,22 @@ def make_sampling_params(given: Mapping[str, Any], **defaults: Any) -> SamplingP
     Raises:
         ConfigError: a value outside its rule.
     """
-    return SamplingParams(**{**defaults, **given})
+    forms = {"logit_bias": _as_biases(given["logit_bias"])} if "logit_bias" in given else {}
+    return SamplingParams(**{**defaults, **given, **forms})
+
+
+def _as_biases(entries: Sequence[str]) -> dict[str, float]:
+    """Example: ["5=-1", "7=2.5"] is {"5": -1.0, "7": 2.5}; SamplingParams checks the ids."""
+    biases: dict[str, float] = {}
+    for entry in entries:
+        token, _, number = entry.partition("=")
+        try:
+            bias = float(number)
+        except ValueError:
+            bias = math.nan
+        if math.isnan(bias) or token in biases:
+            raise ConfigError(
+                f"--logit-bias {entry}: must be ID=NUMBER, each id once; such as --logit-bias 50=-1"
+            )
+        biases[token] = bias
+    return biases

@@ -1,4 +1,4 @@
-"""DEV. The pytrees of a step: what is staged for it and the loop state it donates."""
+"""DEV. The pytrees that are staged for a step; what it donates is in `cache` and `sampling`."""
 
 import jax
 import jax.numpy as jnp
@@ -7,13 +7,6 @@ from flax import struct
 from jaxinfer.config.geometry import Geometry
 from jaxinfer.models.transformer import TokenRows
 from jaxinfer.sampling.logits import SamplingRows
-
-
-@struct.dataclass
-class LoopState:
-    """What decode steps hand on to each other without the host; donated to every step."""
-
-    last_tokens: jax.Array  # [B] i32, the token of each slot that has no KV yet
 
 
 @struct.dataclass
@@ -33,16 +26,6 @@ class DecodeBatch:
     positions: jax.Array  # [W] i32
     tables: jax.Array  # [groups, W, N] i32
     sampling: SamplingRows  # W rows
-
-
-def abstract_state(geometry: Geometry) -> LoopState:
-    """Shapes of the loop state."""
-    return LoopState(last_tokens=_ints(geometry.num_slots))
-
-
-def init_state(geometry: Geometry) -> LoopState:
-    """A loop state for empty slots."""
-    return LoopState(last_tokens=jnp.zeros((geometry.num_slots,), jnp.int32))
 
 
 def abstract_prefill_batch(geometry: Geometry, num_rows: int) -> PrefillBatch:
@@ -75,6 +58,11 @@ def _abstract_sampling(rows: int) -> SamplingRows:
         seeds=jax.ShapeDtypeStruct((rows, 2), jnp.uint32),  # type: ignore[arg-type]
         sample_index=_ints(rows),
         num_logprobs=_ints(rows),
+        repetition_penalty=_floats(rows),
+        presence_penalty=_floats(rows),
+        frequency_penalty=_floats(rows),
+        first_end=_ints(rows),
+        seated=_ints(rows),
     )
 
 

@@ -1,12 +1,21 @@
 """JOINT. Plans to batches and packed results back to records: the host/device line itself."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jaxinfer.config.sampling_params import MAX_LOGPROBS
-from jaxinfer.config.step_plan import DecodePlan, PrefillPlan, SamplingPlan, StepResult
+from jaxinfer.config.step_plan import (
+    DecodePlan,
+    PrefillPlan,
+    SamplingPlan,
+    SeatPlan,
+    StepResult,
+)
 from jaxinfer.models.transformer import TokenRows
 from jaxinfer.runner.batch import DecodeBatch, PrefillBatch
 from jaxinfer.sampling.logits import SamplingRows
+from jaxinfer.sampling.slot_state import SeatRow
 
 
 def stage_prefill(plan: PrefillPlan) -> PrefillBatch:
@@ -32,23 +41,32 @@ def stage_decode(plan: DecodePlan) -> DecodeBatch:
 
 def unpack(packed: np.ndarray) -> StepResult:
     """What a step drew; the layout is `sampling.draw.pack`'s."""
-    best = 3 + MAX_LOGPROBS
+    best = 4 + MAX_LOGPROBS
     return StepResult(
         tokens=packed[:, 0],
         finite=packed[:, 1] > 0,
         logprobs=np.ascontiguousarray(packed[:, 2]).view(np.float32),
-        best_ids=packed[:, 3:best],
+        ranks=packed[:, 3],
+        best_ids=packed[:, 4:best],
         best_logprobs=np.ascontiguousarray(packed[:, best:]).view(np.float32),
     )
 
 
+def stage_seat(plan: SeatPlan) -> SeatRow:
+    """What the device is told of a request that got a slot."""
+    kept = {name: getattr(plan, name) for name in SeatPlan.__slots__ if name != "slot"}
+    return SeatRow(slot=np.int32(plan.slot), **kept)  # type: ignore[arg-type]
+
+
+def stage_pages(pages: Sequence[Sequence[int]], width: int) -> list[np.ndarray]:
+    """Pages of each group, `width` at a time: [groups, width] i32, padded with null pages."""
+    longest = max(map(len, pages), default=0)
+    table = np.zeros((len(pages), -(-longest // width) * width), np.int32)
+    for group, held in enumerate(pages):
+        table[group, : len(held)] = held
+    return [table[:, first : first + width] for first in range(0, table.shape[1], width)]
+
+
 def _stage_sampling(plan: SamplingPlan) -> SamplingRows:
-    return SamplingRows(
-        temperature=plan.temperature,  # type: ignore[arg-type]  # numpy in place of device arrays
-        top_k=plan.top_k,  # type: ignore[arg-type]
-        top_p=plan.top_p,  # type: ignore[arg-type]
-        min_p=plan.min_p,  # type: ignore[arg-type]
-        seeds=plan.seeds,  # type: ignore[arg-type]
-        sample_index=plan.sample_index,  # type: ignore[arg-type]
-        num_logprobs=plan.num_logprobs,  # type: ignore[arg-type]
-    )
+    # The same names, numpy in place of device arrays.
+    return SamplingRows(**{name: getattr(plan, name) for name in SamplingPlan.__slots__})

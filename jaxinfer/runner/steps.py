@@ -4,26 +4,27 @@ Token positions of one row while a prompt of 150 tokens is prefilled with T = 64
 
     |<- chunk 0 ->|<- chunk 1 ->|<- chunk 2 ->:.....|
     0            64           128          150
-     committed: keys and values in pages   ^ the drawn token waits in LoopState.last_tokens;
+     committed: keys and values in pages   ^ the drawn token waits in the loop state;
                                              the next decode step writes its keys and values at 150
 
 Both steps run the same `forward` over pages; only the number of tokens a row differs.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.cache import PagedKV
+from jaxinfer.cache import PagedKV, copy_pages, read_pages, write_pages
 from jaxinfer.config.geometry import Geometry
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.models.registry import architecture_named
 from jaxinfer.models.transformer import TokenRows, logits
-from jaxinfer.runner.batch import DecodeBatch, LoopState, PrefillBatch
-from jaxinfer.sampling.draw import PACKED_COLUMNS, draw, pack
+from jaxinfer.runner.batch import DecodeBatch, PrefillBatch
+from jaxinfer.sampling.draw import PACKED_COLUMNS, draw, pack, score
 from jaxinfer.sampling.logits import SamplingRows
+from jaxinfer.sampling.slot_state import LoopState, SeatRow, last_tokens, seat, take_tokens
 
 StepOutput = tuple[PagedKV, LoopState, jax.Array, jax.Array]
 
@@ -39,7 +40,7 @@ def prefill_step(
     """Runs R chunks of T tokens and draws a token for the rows that end their prompt.
 
     Returns:
-        cache and state; [R, 43] i32 – what was drawn, packed (zeros where no row draws);
+        cache and state; [R, 44] i32 – what was drawn, packed (zeros where no row draws);
         [R, T, E] – hidden rows.
 
     Donates: cache and state.
@@ -50,14 +51,14 @@ def prefill_step(
     hidden, cache = forward(params, cache, rows, config, geometry)
     last = jnp.maximum(rows.lengths - 1, 0)[:, None, None]
     ends = jnp.take_along_axis(hidden, last, axis=1)[:, 0]
+    drawing = _Drawing(batch.slots, rows.starts + rows.lengths, batch.sampling)
     packed = lax.cond(
         jnp.any(batch.slots < geometry.num_slots),
-        lambda: _draw_packed(params, ends, batch.sampling, rows.starts + rows.lengths, config),
+        lambda: _draw_packed(params, ends, state, drawing, config, geometry),
         lambda: jnp.zeros((ends.shape[0], PACKED_COLUMNS), jnp.int32),
     )
-    # A slot of B lies past the end: the write is dropped.
-    tokens = state.last_tokens.at[batch.slots].set(packed[:, 0], mode="drop")
-    return cache, LoopState(last_tokens=tokens), packed, hidden
+    # A slot of B lies past the end: it takes no token.
+    return cache, take_tokens(state, batch.slots, packed[:, 0]), packed, hidden
 
 
 def decode_step(
@@ -71,35 +72,83 @@ def decode_step(
     """Runs one token for each of up to W slots and draws the next.
 
     Returns:
-        cache and state; [W, 43] i32 – what was drawn, packed; [W, 1, E] – hidden rows.
+        cache and state; [W, 44] i32 – what was drawn, packed; [W, 1, E] – hidden rows.
 
     Donates: cache and state.
     Cost: reads every weight once and the pages of the active rows.
     """
     # The slot of an empty row lies past the end: it reads the last slot and its write is dropped.
     rows = TokenRows(
-        tokens=state.last_tokens.at[batch.slots].get(mode="clip")[:, None],
+        tokens=last_tokens(state, batch.slots)[:, None],
         starts=batch.positions,
         lengths=(batch.slots < geometry.num_slots).astype(jnp.int32),
         tables=batch.tables,
     )
     forward = architecture_named(config.architecture).forward
     hidden, cache = forward(params, cache, rows, config, geometry)
-    packed = _draw_packed(params, hidden[:, 0], batch.sampling, batch.positions + 1, config)
-    tokens = state.last_tokens.at[batch.slots].set(packed[:, 0], mode="drop")
-    return cache, LoopState(last_tokens=tokens), packed, hidden
+    drawing = _Drawing(batch.slots, batch.positions + 1, batch.sampling)
+    packed = _draw_packed(params, hidden[:, 0], state, drawing, config, geometry)
+    return cache, take_tokens(state, batch.slots, packed[:, 0]), packed, hidden
 
 
-def head_step(params: Any, hidden: jax.Array, config: ModelConfig) -> jax.Array:
-    """Hidden rows [rows, E] → logits [rows, V] f32, for callers that want more than a token."""
-    return logits(params, hidden, config)
+def head_step(
+    params: Any, hidden: jax.Array, targets: jax.Array, config: ModelConfig
+) -> tuple[jax.Array, jax.Array]:
+    """For callers that want more of hidden rows than a drawn token.
+
+    Args:
+        hidden: [rows, E].
+        targets: [rows] i32 – the token that comes after each.
+
+    Returns:
+        [rows, V] f32 – logits; [rows, 44] i32 – what the targets scored, packed as a step's draw.
+    """
+    scores = logits(params, hidden, config)
+    return scores, score(scores, targets)
+
+
+def seat_step(state: LoopState, row: SeatRow) -> LoopState:
+    """Writes what the device keeps of one request. Donates: state."""
+    return seat(state, row)
+
+
+def copy_step(
+    cache: PagedKV, sources: jax.Array, targets: jax.Array, geometry: Geometry
+) -> PagedKV:
+    """Copies one page of each cache group. Donates: cache."""
+    return copy_pages(cache, sources, targets, geometry.layer_groups)
+
+
+def swap_out_step(cache: PagedKV, pages: jax.Array, geometry: Geometry) -> PagedKV:
+    """The content of pages [groups, M], for the host."""
+    return read_pages(cache, pages, geometry.layer_groups)
+
+
+def swap_in_step(cache: PagedKV, pages: jax.Array, content: PagedKV, geometry: Geometry) -> PagedKV:
+    """Writes what `swap_out_step` gave into pages [groups, M]. Donates: cache."""
+    return write_pages(cache, pages, content, geometry.layer_groups)
+
+
+class _Drawing(NamedTuple):
+    slots: jax.Array  # [rows] i32
+    positions: jax.Array  # [rows] i32, that the drawn tokens will take
+    sampling: SamplingRows
 
 
 def _draw_packed(
     params: Any,
     hidden: jax.Array,
-    sampling: SamplingRows,
-    positions: jax.Array,
+    state: LoopState,
+    drawing: _Drawing,
     config: ModelConfig,
+    geometry: Geometry,
 ) -> jax.Array:
-    return pack(draw(logits(params, hidden, config), sampling, positions))
+    drawn = draw(
+        logits(params, hidden, config),
+        drawing.sampling,
+        drawing.positions,
+        state,
+        drawing.slots,
+        logprobs_mode=geometry.logprobs_mode,
+    )
+    return pack(drawn)

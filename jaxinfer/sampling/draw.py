@@ -3,57 +3,96 @@
 Random numbers depend on (seed, sample index, position) alone: no stream, nothing per slot.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
 from jaxinfer.config.sampling_params import MAX_LOGPROBS
+from jaxinfer.sampling.limits import limit_logits
 from jaxinfer.sampling.logits import SamplingRows, filter_logits, log_softmax
+from jaxinfer.sampling.noise import gumbel_noise
+from jaxinfer.sampling.slot_state import LoopState
 
-PACKED_COLUMNS = 3 + 2 * MAX_LOGPROBS  # token, finite, logprob, best ids, best logprobs
+# token, finite, logprob, rank, best ids, best logprobs
+PACKED_COLUMNS = 4 + 2 * MAX_LOGPROBS
+
+LogprobsMode = Literal["raw", "processed"]
 
 
 @struct.dataclass
 class Drawn:
-    """What came out for each row."""
+    """What came out for each row; rows that asked for no log-probabilities hold zeros there."""
 
     tokens: jax.Array  # [B] i32
-    logprobs: jax.Array  # [B] f32, raw log-probability of the token; 0 where none was asked
-    finite: jax.Array  # [B] i32, 0 where the logits held NaN or +Inf
+    finite: jax.Array  # [B] i32, 0 where the raw logits held NaN or Inf
+    logprobs: jax.Array  # [B] f32, log-probability of the token
+    ranks: jax.Array  # [B] i32, 1 + number of tokens that are likelier
     best_ids: jax.Array  # [B, 20] i32
     best_logprobs: jax.Array  # [B, 20] f32
 
 
-def draw(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> Drawn:
+def draw(
+    logits: jax.Array,
+    rows: SamplingRows,
+    positions: jax.Array,
+    state: LoopState,
+    slots: jax.Array,
+    *,
+    logprobs_mode: LogprobsMode = "raw",
+) -> Drawn:
     """Draws one token a row.
 
     Args:
         logits: [B, V] f32 – raw.
         rows: how each row draws.
         positions: [B] i32 – position that the drawn token will take; part of the random key.
+        state: limits and counts by slot; read only.
+        slots: [B] i32 – slot of each row; one past the end for a row that is nobody's.
+        logprobs_mode: "raw" reports the log-softmax of `logits`; "processed" that of what the
+            token was drawn from: after the limits and, where the temperature is above 0, after
+            temperature and filters.
 
     Returns:
-        tokens and, for rows that asked, raw log-probabilities.
+        tokens and, for rows that asked, log-probabilities.
     """
     with jax.named_scope("draw"):
-        # Not from the maximum: a CPU's passes over NaN once a row is long.
-        finite = jnp.min(jnp.isfinite(logits).astype(jnp.int32), axis=-1)
-        greedy = first_largest(logits)
-        random = lax.cond(
-            jnp.any(rows.temperature > 0), _draw_random, _no_draw, logits, rows, positions
-        )
-        tokens = jnp.where(rows.temperature > 0, random, greedy)
-        chosen, best_ids, best_logprobs = lax.cond(
-            jnp.any(rows.num_logprobs >= 0), _logprobs, _no_logprobs, logits, tokens
-        )
-        return Drawn(
-            tokens=tokens,
-            logprobs=chosen,
-            finite=finite,
-            best_ids=best_ids,
-            best_logprobs=best_logprobs,
-        )
+        finite = _are_finite(logits)
+        is_plain = ~jnp.any((rows.temperature > 0) | (rows.seated > 0))
+        if logprobs_mode == "raw":
+            # The processed logits stay inside: handing them out of the choice would copy them.
+            tokens = lax.cond(
+                is_plain,
+                lambda *operands: first_largest(operands[0]),
+                lambda *operands: _draw_processed(*operands)[0],
+                *(logits, rows, positions, state, slots),
+            )
+            reported = logits
+        else:
+            tokens, reported = lax.cond(
+                is_plain,
+                lambda *operands: (first_largest(operands[0]), operands[0]),
+                _draw_processed,
+                *(logits, rows, positions, state, slots),
+            )
+        return _with_logprobs(reported, tokens, finite, rows.num_logprobs >= 0)
+
+
+def score(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """What `pack` gives for rows that draw `targets`: raw log-probabilities and ranks of them.
+
+    Args:
+        logits: [N, V] f32.
+        targets: [N] i32.
+
+    Returns:
+        [N, PACKED_COLUMNS] i32.
+    """
+    with jax.named_scope("score"):
+        asked = jnp.ones(targets.shape, bool)
+        return pack(_with_logprobs(logits, targets, _are_finite(logits), asked))
 
 
 def first_largest(values: jax.Array) -> jax.Array:
@@ -69,50 +108,88 @@ def first_largest(values: jax.Array) -> jax.Array:
 
 def pack(drawn: Drawn) -> jax.Array:
     """One array for the one transfer: [B, PACKED_COLUMNS] i32 (`runner/staging.py` unpacks it)."""
-    floats = [
+    columns = [
+        drawn.tokens[:, None],
+        drawn.finite[:, None],
         lax.bitcast_convert_type(drawn.logprobs, jnp.int32)[:, None],
+        drawn.ranks[:, None],
+        drawn.best_ids,
         lax.bitcast_convert_type(drawn.best_logprobs, jnp.int32),
     ]
-    return jnp.concatenate(
-        [drawn.tokens[:, None], drawn.finite[:, None], floats[0], drawn.best_ids, floats[1]],
-        axis=1,
+    return jnp.concatenate(columns, axis=1)
+
+
+def _are_finite(logits: jax.Array) -> jax.Array:
+    # Not from the maximum: a CPU's passes over NaN once a row is long.
+    return jnp.min(jnp.isfinite(logits).astype(jnp.int32), axis=-1)
+
+
+def _draw_processed(
+    logits: jax.Array,
+    rows: SamplingRows,
+    positions: jax.Array,
+    state: LoopState,
+    slots: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Tokens, and the logits that they were drawn from."""
+    limited = limit_logits(logits, rows, positions, state, slots)
+    is_random = rows.temperature > 0
+    random, filtered = lax.cond(
+        jnp.any(is_random), _draw_random, _no_draw, limited, rows, positions
     )
+    tokens = jnp.where(is_random, random, first_largest(limited))
+    return tokens, jnp.where(is_random[:, None], filtered, limited)
 
 
-def _draw_random(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> jax.Array:
+def _draw_random(
+    limited: jax.Array, rows: SamplingRows, positions: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """argmax(filtered + Gumbel noise) has the law of softmax(filtered) (Gumbel 1954)."""
-    filtered = filter_logits(logits, rows)
-    noise = jax.vmap(_gumbel, in_axes=(0, 0, 0, None))(
-        rows.seeds, rows.sample_index, positions, logits.shape[-1]
+    filtered = filter_logits(limited, rows)
+    noise = gumbel_noise(rows.seeds, rows.sample_index, positions, limited.shape[-1])
+    return first_largest(filtered + noise), filtered
+
+
+def _no_draw(
+    limited: jax.Array, rows: SamplingRows, positions: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return jnp.zeros(limited.shape[:1], jnp.int32), limited
+
+
+def _with_logprobs(
+    logits: jax.Array, tokens: jax.Array, finite: jax.Array, asked: jax.Array
+) -> Drawn:
+    logprobs, ranks, best_ids, best_logprobs = lax.cond(
+        jnp.any(asked), _logprobs, _no_logprobs, logits, tokens
     )
-    return first_largest(filtered + noise)
+    return Drawn(
+        tokens=tokens,
+        finite=finite,
+        logprobs=jnp.where(asked, logprobs, jnp.float32(0)),
+        ranks=jnp.where(asked, ranks, 0),
+        best_ids=jnp.where(asked[:, None], best_ids, 0),
+        best_logprobs=jnp.where(asked[:, None], best_logprobs, jnp.float32(0)),
+    )
 
 
-def _gumbel(seed: jax.Array, sample_index: jax.Array, position: jax.Array, size: int) -> jax.Array:
-    key = jax.random.wrap_key_data(seed, impl="threefry2x32")
-    key = jax.random.fold_in(jax.random.fold_in(key, sample_index), position)
-    bits = jax.random.bits(key, (size,), jnp.uint32)
-    # (k + 1/2) / 2^23 for k < 2^23 is exact and lies inside (0, 1): no rounding to disagree about.
-    uniform = ((bits >> 9).astype(jnp.float32) + jnp.float32(0.5)) * jnp.float32(2.0**-23)
-    return -jnp.log(-jnp.log(uniform))
+_Logprobs = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
-def _no_draw(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> jax.Array:
-    return jnp.zeros(logits.shape[:1], jnp.int32)
-
-
-def _logprobs(logits: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _logprobs(logits: jax.Array, tokens: jax.Array) -> _Logprobs:
     every = log_softmax(logits)
-    chosen = jnp.take_along_axis(every, tokens[:, None], axis=-1)[:, 0]
+    chosen = jnp.take_along_axis(every, tokens[:, None], axis=-1, mode="clip")
+    ranks = 1 + jnp.sum((every > chosen).astype(jnp.int32), axis=-1)
     best, ids = lax.top_k(every, min(MAX_LOGPROBS, every.shape[-1]))
     missing = ((0, 0), (0, MAX_LOGPROBS - best.shape[-1]))
-    return chosen, jnp.pad(ids, missing), jnp.pad(best, missing, constant_values=-jnp.inf)
+    best = jnp.pad(best, missing, constant_values=-jnp.inf)
+    return chosen[:, 0], ranks, jnp.pad(ids, missing), best
 
 
-def _no_logprobs(logits: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _no_logprobs(logits: jax.Array, tokens: jax.Array) -> _Logprobs:
     rows = logits.shape[0]
     return (
         jnp.zeros((rows,), jnp.float32),
+        jnp.zeros((rows,), jnp.int32),
         jnp.zeros((rows, MAX_LOGPROBS), jnp.int32),
         jnp.zeros((rows, MAX_LOGPROBS), jnp.float32),
     )

@@ -3,14 +3,19 @@
 No setting is static: one program serves every combination. Knows nothing of random numbers.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import lax
 
 from pallas_kernels.folded_sum import folded_sum
 
 EXCLUDED = -jnp.inf
+_KEY_PAST_BEST = np.uint32(0x80000001)  # the best token is at 0, which has the key before this one
+NUM_CANDIDATES = 256  # best tokens a row, in order; top_k and top_p mostly end among them
 
 
 @struct.dataclass
@@ -24,6 +29,11 @@ class SamplingRows:
     seeds: jax.Array  # [B, 2] u32, low and high word of the request's seed
     sample_index: jax.Array  # [B] i32, which of n completions
     num_logprobs: jax.Array  # [B] i32, -1 for none
+    repetition_penalty: jax.Array  # [B] f32, 1 is off
+    presence_penalty: jax.Array  # [B] f32, 0 is off
+    frequency_penalty: jax.Array  # [B] f32, 0 is off
+    first_end: jax.Array  # [B] i32, first position where a token may end the request
+    seated: jax.Array  # [B] i32, 1 where the slot's limits on the device are this request's
 
 
 def log_softmax(logits: jax.Array) -> jax.Array:
@@ -50,38 +60,59 @@ def filter_logits(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     best = jnp.max(logits, axis=-1, keepdims=True)
     scaled = (logits - best) / divisor[:, None]
     scaled = jnp.where(scaled < jnp.log(rows.min_p)[:, None], EXCLUDED, scaled)
-    scaled = lax.cond(jnp.any(rows.top_k > 0), _keep_top_k, _keep_all, scaled, rows)
-    return lax.cond(jnp.any(rows.top_p < 1), _keep_top_p, _keep_all, scaled, rows)
+    is_cut = jnp.any((rows.top_k > 0) | (rows.top_p < 1))
+    return lax.cond(is_cut, _keep_likeliest, _keep_all, scaled, rows)
 
 
 def _keep_all(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
     return scaled
 
 
-def _keep_top_k(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
-    vocab_size = scaled.shape[-1]
-    wanted = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab_size), vocab_size)
-    keys = _ordered_keys(scaled)
+def _keep_likeliest(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
+    best = lax.top_k(scaled, min(NUM_CANDIDATES, scaled.shape[-1]))[0]
+    scaled = _keep_top_k(scaled, best, rows.top_k)
+    return _keep_top_p(scaled, best, rows.top_p)
+
+
+def _keep_top_k(scaled: jax.Array, best: jax.Array, top_k: jax.Array) -> jax.Array:
+    num_candidates, keys = best.shape[-1], _ordered_keys(scaled)
+    guess = _candidate_key(best, top_k - 1)
+    # Where the candidates reach that far the guess is right; where top_k is off, 0 is.
+    low = jnp.where(top_k <= num_candidates, jnp.where(top_k > 0, guess, 0), 0)
+    high = jnp.where(top_k <= num_candidates, low + 1, _KEY_PAST_BEST)
+    wanted = jnp.minimum(top_k, scaled.shape[-1])
 
     def enough(threshold):
-        kept = keys >= threshold[:, None]
-        return jnp.sum(kept.astype(jnp.int32), axis=-1) >= wanted
+        return jnp.sum((keys >= threshold[:, None]).astype(jnp.int32), axis=-1) >= wanted
 
-    return jnp.where(keys >= _largest_that(enough, keys)[:, None], scaled, EXCLUDED)
+    return _above(scaled, _largest_that(enough, low, high, guess))
 
 
-def _keep_top_p(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
-    weights = jnp.exp(scaled)  # the best is at 0, so these lie in [0, 1]
-    wanted = rows.top_p * folded_sum(weights)[:, 0]
-    keys = _ordered_keys(scaled)
+def _keep_top_p(scaled: jax.Array, best: jax.Array, top_p: jax.Array) -> jax.Array:
+    keys, weights = _ordered_keys(scaled), jnp.exp(scaled)  # the best is at 0: weights in [0, 1]
+    wanted = top_p * folded_sum(weights)[:, 0]
+    # A product with ones above the diagonal is a cumulative sum that compiles at once.
+    place = jnp.arange(best.shape[-1])
+    upper = (place[:, None] <= place[None, :]).astype(jnp.float32)
+    mass = jnp.dot(jnp.exp(best), upper, precision=lax.Precision.HIGHEST)
+    guess = _candidate_key(best, jnp.sum((mass < wanted[:, None]).astype(jnp.int32), axis=-1))
 
     def enough(threshold):
         kept = jnp.where(keys >= threshold[:, None], weights, jnp.float32(0))
         return folded_sum(kept)[:, 0] >= wanted
 
-    threshold = _largest_that(enough, keys)
-    threshold = jnp.where(rows.top_p < 1, threshold, jnp.uint32(0))
-    return jnp.where(keys >= threshold[:, None], scaled, EXCLUDED)
+    low = jnp.zeros(top_p.shape, jnp.uint32)
+    high = jnp.where(top_p < 1, _KEY_PAST_BEST, low + 1)
+    return _above(scaled, _largest_that(enough, low, high, guess))
+
+
+def _candidate_key(best: jax.Array, place: jax.Array) -> jax.Array:
+    inside = jnp.clip(place, 0, best.shape[-1] - 1)
+    return _ordered_keys(jnp.take_along_axis(best, inside[:, None], axis=-1)[:, 0])
+
+
+def _above(scaled: jax.Array, threshold: jax.Array) -> jax.Array:
+    return jnp.where(_ordered_keys(scaled) >= threshold[:, None], scaled, EXCLUDED)
 
 
 def _ordered_keys(values: jax.Array) -> jax.Array:
@@ -94,14 +125,29 @@ def _ordered_keys(values: jax.Array) -> jax.Array:
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
-def _largest_that(enough, keys: jax.Array) -> jax.Array:
-    """The largest threshold a row for which `enough` holds, found bit by bit: [B] u32.
+def _largest_that(
+    enough: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array, guess: jax.Array
+) -> jax.Array:
+    """The largest threshold a row for which `enough` holds: [B] u32.
 
-    No sort: 32 passes that count or sum; what holds for a threshold holds for every smaller one.
+    No sort: each pass over the tokens counts or sums. What holds for a threshold holds for every
+    smaller one, so the result is the same whatever was guessed: where every guess is right it takes
+    two passes (the guess holds, the next key does not), else up to 34.
+
+    Args:
+        low, high: [B] u32 – `enough` holds at low and not at high; rows one apart are done.
+        guess: [B] u32 – tried first.
     """
 
-    def try_bit(step, threshold):
-        candidate = threshold | (jnp.uint32(1) << (jnp.uint32(31) - step.astype(jnp.uint32)))
-        return jnp.where(enough(candidate), candidate, threshold)
+    def narrowed(bounds):
+        step, low, high = bounds
+        middle = low + (high - low) // 2
+        tried = jnp.where(step < 2, jnp.clip(guess + step, low + 1, high - 1), middle)
+        tried = jnp.where(high - low > 1, tried, low)
+        holds = enough(tried)
+        return step + 1, jnp.where(holds, tried, low), jnp.where(holds, high, tried)
 
-    return lax.fori_loop(0, 32, try_bit, jnp.zeros(keys.shape[:1], jnp.uint32))
+    def is_open(bounds):
+        return jnp.any(bounds[2] - bounds[1] > 1)
+
+    return lax.while_loop(is_open, narrowed, (jnp.uint32(0), low, high))[1]

@@ -26,7 +26,25 @@ WRONG = [
     ),
     *(("seed", value) for value in (-1, 2**63, 0.5, "7", True)),
     *(("strict", value) for value in ("no", 0, None)),
-    *(("compilation_cache_dir", value) for value in (5, True, ["x"])),
+    *(("compilation_cache_dir", value) for value in (5, True, ["x"], "")),
+    *(("trace", value) for value in (False, True, 3, "")),
+    *(("preemption", value) for value in ("drop", None, True)),
+    *(("scheduling_policy", value) for value in ("lifo", None)),
+    *(("logprobs_mode", value) for value in ("logits", None)),
+    *(("num_decode_steps", value) for value in (0, 65, 2.0, "4", True, None)),
+    *(("max_prefill_steps", value) for value in (0, -1, 1.5, None)),
+    *(("max_logprobs", value) for value in (-1, 21, 5.0, None)),
+    *(("long_prefill_token_threshold", value) for value in (0, -1, 64.0)),
+    *(("max_num_waiting", value) for value in (0, -1, 2.5)),
+    *(("latency_max_num_seqs", value) for value in (-1, 1.0, True)),
+    *(
+        (name, value)
+        for name in (
+            *("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling"),
+            "use_generation_config",
+        )
+        for value in (None, 1, "yes")
+    ),
 ]
 RIGHT = [
     *(("dtype", value) for value in ("auto", "bfloat16", "float32")),
@@ -39,6 +57,21 @@ RIGHT = [
     *(("compilation_cache_dir", value) for value in (None, "auto", "folder", Path("folder"))),
     *(("max_model_len", value) for value in (None, 1, 1 << 40)),
     ("strict", True),
+    *(("admission", value) for value in ("reserve", "optimistic")),
+    *(("preemption", value) for value in ("swap", "recompute")),
+    *(("scheduling_policy", value) for value in ("fcfs", "priority")),
+    *(("logprobs_mode", value) for value in ("raw", "processed")),
+    *(("num_decode_steps", value) for value in (1, 64)),
+    *(("max_prefill_steps", value) for value in (1, 1000)),
+    *(("max_logprobs", value) for value in (0, 20)),
+    *(("long_prefill_token_threshold", value) for value in (None, 1)),
+    *(("max_num_waiting", value) for value in (None, 1)),
+    *(("latency_max_num_seqs", value) for value in (None, 0, 3)),
+    *(("trace", value) for value in (None, "loop.json", Path("loop.json"))),
+    *(("enable_prefix_caching", value) for value in (False, True)),
+    *(("enable_chunked_prefill", value) for value in (False, True)),
+    *(("async_scheduling", value) for value in (False, True)),
+    ("use_generation_config", True),
 ]
 
 
@@ -56,7 +89,23 @@ def test_a_right_value_is_kept(name: str, value: Any) -> None:
 
 
 def test_nothing_asked_is_the_default() -> None:
-    assert engine_config() == EngineConfig()
+    ask = engine_config()
+    assert ask == EngineConfig()
+    assert ask.enable_prefix_caching and ask.async_scheduling and ask.enable_chunked_prefill
+    assert (ask.num_decode_steps, ask.max_prefill_steps, ask.max_logprobs) == (1, 1, 20)
+    assert (ask.admission, ask.preemption, ask.scheduling_policy) == (
+        *("reserve", "recompute", "fcfs"),
+    )
+    assert ask.logprobs_mode == "raw" and not ask.use_generation_config
+    limits = ("long_prefill_token_threshold", "max_num_waiting", "latency_max_num_seqs", "trace")
+    assert [getattr(ask, name) for name in limits] == [None] * 4
+
+
+def test_a_number_over_the_ceiling_is_refused_with_the_ceiling() -> None:
+    with pytest.raises(ConfigError, match=r"max_logprobs=21 must be an int in \[0, 20\]"):
+        engine_config(max_logprobs=21)
+    with pytest.raises(ConfigError, match=r"num_decode_steps=65 must be an int in \[1, 64\]"):
+        engine_config(num_decode_steps=65)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +115,8 @@ def test_nothing_asked_is_the_default() -> None:
         ("max_num_seq", "max_num_seqs"),
         ("blocksize", "block_size"),
         ("prefill_chunk", "prefill_chunk_tokens"),
-        ("enable_prefix_cache", "enable_prefix_caching"),  # planned, and still the nearest
+        ("enable_prefix_cache", "enable_prefix_caching"),
+        ("speculative_conf", "speculative_config"),  # planned, and still the nearest
     ],
 )
 def test_an_unknown_name_offers_the_nearest(wrong: str, near: str) -> None:
@@ -81,14 +131,7 @@ def test_an_unknown_name_like_no_other_lists_them_all() -> None:
     assert all(name in str(e.value) for name in EngineConfig.__slots__)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("quantization", "speculative_config", "enable_prefix_caching", "async_scheduling"),
-        *("num_decode_steps", "preemption", "scheduling_policy", "logprobs_mode", "weights"),
-        "trace",
-    ],
-)
+@pytest.mark.parametrize("name", ["quantization", "speculative_config", "weights", "enable_lora"])
 def test_what_is_not_built_yet_is_refused_by_name(name: str) -> None:
     with pytest.raises(
         UnsupportedError, match=f"{name}='x' asks for .*not built yet; leave {name} out"
@@ -96,19 +139,22 @@ def test_what_is_not_built_yet_is_refused_by_name(name: str) -> None:
         engine_config(**{name: "x"})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("admission", "optimistic"), ("kernels", "mosaic"), ("kernels", "triton")]
-)
-def test_a_value_that_is_not_built_yet_is_refused_by_name(name: str, value: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"{name}='{value}' is not built yet"):
-        engine_config(**{name: value})
+def test_packed_weights_are_not_built_yet() -> None:
+    with pytest.raises(UnsupportedError, match="weights='packed' asks for packed weights"):
+        engine_config(weights="packed")
+
+
+@pytest.mark.parametrize("value", ["mosaic", "triton"])
+def test_a_kernel_that_is_not_built_yet_is_refused_by_name(value: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"kernels='{value}' is not built yet"):
+        engine_config(kernels=value)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("quantization", None), ("speculative_config", None), ("enable_prefix_caching", False)),
-        *(("num_decode_steps", 1), ("scheduling_policy", "fcfs"), ("logprobs_mode", "raw")),
+        *(("quantization", None), ("speculative_config", None), ("enable_lora", False)),
+        *(("weights", value) for value in (None, "auto", "dequantized")),
     ],
 )
 def test_a_planned_option_that_asks_for_nothing_is_taken(name: str, value: Any) -> None:

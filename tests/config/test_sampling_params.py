@@ -1,5 +1,6 @@
 """Every rule of the sampling parameters, at its boundaries."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,17 @@ WRONG = [
     *(("stop_token_ids", value) for value in ([-1], [1.0], ["a"], [True], 5, "ab")),
     *(("max_tokens", value) for value in (0, -1, 1.5, "16", True)),
     *(("logprobs", value) for value in (-1, 1.5, "3", True)),
+    *(("prompt_logprobs", value) for value in (-1, 1.5, "3", True)),
+    *(("min_tokens", value) for value in (-1, 1.5, "3", True, None, 17)),
+    *(("presence_penalty", value) for value in (-2.01, 2.01, NAN, INF, "1", None, True)),
+    *(("frequency_penalty", value) for value in (-2.01, 2.01, NAN, -INF, "1", None, False)),
+    *(("repetition_penalty", value) for value in (0, 0.0, -1, NAN, INF, "1", None, True)),
+    *(("logit_bias", value) for value in (5, [1], "ab", {1.0: 1}, {"a": 1}, {"-1": 1}, {-1: 1})),
+    *(("logit_bias", value) for value in ({True: 1}, {"": 1}, {"9" * 5000: 1}, {"²": 1})),
+    *(("logit_bias", value) for value in ({1: "2"}, {1: NAN}, {1: None}, {1: True})),
+    ("logit_bias", {"5": 1, 5: 2}),
+    *(("allowed_token_ids", value) for value in ([], (), [-1], [1.0], ["a"], [True], 5, "ab")),
+    *(("bad_words", value) for value in ("ab", [""], [5], 5, ["a", None])),
     *(("include_stop_str_in_output", value) for value in (1, "yes", None)),
     *(("ignore_eos", value) for value in (1, "no", None)),
     *(("detokenize", value) for value in (0, "no", None)),
@@ -34,6 +46,13 @@ RIGHT = [
     *(("seed", value) for value in (None, 0, 2**63 - 1)),
     *(("max_tokens", value) for value in (None, 1, 10**9)),
     *(("logprobs", value) for value in (None, 0, 20)),
+    *(("prompt_logprobs", value) for value in (None, 0, 20)),
+    *(("min_tokens", value) for value in (0, 1, 16)),
+    *(("presence_penalty", value) for value in (-2, 0, 2.0)),
+    *(("frequency_penalty", value) for value in (-2.0, 0.5, 2)),
+    *(("repetition_penalty", value) for value in (1e-30, 0.5, 1, 1e30)),
+    *(("allowed_token_ids", value) for value in (None, (0,), (5, 3, 5))),
+    *(("bad_words", value) for value in ((), (" ",), ("a", "b c"))),
 ]
 
 
@@ -100,19 +119,79 @@ def test_params_are_frozen() -> None:
         SamplingParams().top_k = 3  # type: ignore[misc]
 
 
+def test_defaults_of_limits_ask_for_nothing() -> None:
+    params = SamplingParams()
+    assert params.presence_penalty == params.frequency_penalty == params.min_tokens == 0
+    assert params.repetition_penalty == 1 and params.prompt_logprobs is None
+    assert params.bias_entries == () and params.bad_words == ()
+    assert params.allowed_token_ids is None and params.logit_bias is None
+    assert params == SamplingParams(bad_words=None, logit_bias={})  # type: ignore[arg-type]
+
+
+def test_a_least_number_of_tokens_is_at_most_the_most() -> None:
+    with pytest.raises(ConfigError, match=r"min_tokens=5: must be at most max_tokens \(4\)"):
+        SamplingParams(min_tokens=5, max_tokens=4)
+    assert SamplingParams(min_tokens=4, max_tokens=4).min_tokens == 4
+    assert SamplingParams(min_tokens=10**9, max_tokens=None).min_tokens == 10**9
+
+
+def test_a_bias_is_cut_and_sorted_and_its_ids_may_be_strings() -> None:
+    """As JSON has them."""
+    params = SamplingParams(logit_bias={"50": 101, 7: -1e9, "007777": 0.5, 8: INF, 9: -100})
+    assert params.bias_entries == ((7, -100), (8, 100), (9, -100), (50, 100), (7777, 0.5))
+
+
+def test_ids_may_be_numpy_s() -> None:
+    given = np.array([3, 5])
+    params = SamplingParams(
+        stop_token_ids=given,  # type: ignore[arg-type]
+        allowed_token_ids=given,  # type: ignore[arg-type]
+        logit_bias={given[0]: 1},
+    )
+    assert params.stop_token_ids == params.allowed_token_ids == (3, 5)
+    assert params.bias_entries == ((3, 1.0),) and type(params.stop_token_ids[0]) is int
+
+
+def test_ceilings_of_limits_name_both_numbers() -> None:
+    assert len(SamplingParams(logit_bias=dict.fromkeys(range(300), 1)).bias_entries) == 300
+    with pytest.raises(RequestError, match="logit_bias has 301 ids, 300 are allowed"):
+        SamplingParams(logit_bias=dict.fromkeys(range(301), 1))
+    assert len(SamplingParams(bad_words=["a"] * 64).bad_words) == 64
+    with pytest.raises(RequestError, match="bad_words has 65 words, 64 are allowed"):
+        SamplingParams(bad_words=["a"] * 65)
+    with pytest.raises(RequestError, match="prompt_logprobs=21: at most 20"):
+        SamplingParams(prompt_logprobs=21)
+
+
+def test_params_are_equal_and_hash_by_what_they_mean() -> None:
+    one = SamplingParams(stop="a", logit_bias={"5": 1}, bad_words=["x"], allowed_token_ids=[5])
+    two = SamplingParams(stop=["a"], logit_bias={5: 1.0}, bad_words=("x",), allowed_token_ids=(5,))
+    assert one == two and hash(one) == hash(two)
+    assert one != SamplingParams(
+        stop="a", logit_bias={5: 2}, bad_words=["x"], allowed_token_ids=[5]
+    )
+
+
+def test_changed_copies_keep_the_rest() -> None:
+    one = SamplingParams(stop=["a"], logit_bias={5: 1}, n=2)
+    assert replace(one, n=1, seed=3).bias_entries == one.bias_entries
+    assert replace(one, n=1).stop_strings == ("a",)
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("presence_penalty", 0.0),
-        ("repetition_penalty", 1.0),
-        ("min_tokens", 0),
-        ("bad_words", None),
-    ],
+    ("name", "value"), [("best_of", 1), ("best_of", None), ("use_beam_search", False)]
 )
 def test_a_planned_parameter_that_asks_for_nothing_is_taken(name: str, value: object) -> None:
     assert SamplingParams(**{name: value}) == SamplingParams()
 
 
-def test_a_planned_parameter_that_asks_for_its_feature_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="min_tokens=3 asks for .* not built yet"):
-        SamplingParams(min_tokens=3)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("best_of", 2), ("use_beam_search", True), ("structured_outputs", {"json": {}})),
+        *(("guided_decoding", {"regex": "a"}), ("lora_request", "an adapter")),
+    ],
+)
+def test_a_planned_parameter_that_asks_for_its_feature_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(UnsupportedError, match=f"{name}=.* asks for .* not built yet"):
+        SamplingParams(**{name: value})

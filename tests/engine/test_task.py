@@ -1,5 +1,6 @@
 """One task's text and output: stop strings, EOS, deltas that join, log-probabilities, times."""
 
+import math
 from typing import Any
 
 import pytest
@@ -28,20 +29,28 @@ def completion_of(one: Request, tokenizer: Tokenizer | None) -> Completion:
     return Completion(request=one, detokenizer=detokenizer)
 
 
+def task_of(*completions: Completion, **fields: Any) -> Task:
+    one = completions[0].request
+    return Task(
+        **{
+            "request_id": "0",
+            "prompt": None,
+            "prompt_ids": one.prompt_ids,
+            "params": one.params,
+            "arrival_s": 0.0,
+            "completions": list(completions),
+            **fields,
+        }
+    )
+
+
 def play(
     tokenizer: Tokenizer | None, text: str, *after: int, max_new_tokens: int = 99, **params: Any
 ) -> tuple[RequestOutput, list[str]]:
     """The output and deltas of a request that draws the bytes of `text`, then `after`."""
     one = request(max_new_tokens=max_new_tokens, end_ids=(END,), **params)
     completion = completion_of(one, tokenizer)
-    task = Task(
-        request_id="0",
-        prompt=None,
-        prompt_ids=one.prompt_ids,
-        params=one.params,
-        arrival_s=0.0,
-        completions=[completion],
-    )
+    task = task_of(completion)
     texts, ids = [], []
     for token in (*text.encode(), *after):
         one.accept_token(token)
@@ -142,6 +151,52 @@ def test_an_unfinished_character_shows_at_the_end(tokenizer: Tokenizer) -> None:
     assert ending(output) == ("a\ufffd", "length", None) and texts == ["a", "", "\ufffd"]
 
 
+@pytest.mark.parametrize(
+    ("stop", "min_tokens", "wanted"),
+    [
+        ("b", 0, ("a", "stop", "b")),
+        ("b", 1, ("a", "stop", "b")),  # the second token is looked at
+        ("b", 2, ("abcd", "length", None)),
+        ("b", 4, ("abcd", "length", None)),
+        ("bcd", 3, ("a", "stop", "bcd")),  # it may begin before, it must end after
+    ],
+)
+def test_stop_strings_count_once_min_tokens_are_out(
+    tokenizer: Tokenizer, stop: str, min_tokens: int, wanted: tuple
+) -> None:
+    """BB-22 (vllm#21987)."""
+    output, _ = play(tokenizer, "abcd", max_new_tokens=4, stop=stop, min_tokens=min_tokens)
+    assert ending(output) == wanted
+
+
+def test_a_second_stop_string_ends_the_text_after_min_tokens(tokenizer: Tokenizer) -> None:
+    """BB-22: the first is part of the text."""
+    for include, text in ((False, "abca"), (True, "abcab")):
+        output, _ = play(
+            tokenizer,
+            "abcabc",
+            stop="b",
+            min_tokens=3,
+            include_stop_str_in_output=include,
+        )
+        assert ending(output) == (text, "stop", "b")
+
+
+def test_a_timeout_ends_a_row_and_keeps_what_came(tokenizer: Tokenizer) -> None:
+    one = request(max_new_tokens=9, stop="xyz")
+    completion = completion_of(one, tokenizer)
+    task = task_of(completion)
+    for token in b"abc":
+        one.accept_token(token)
+        task.delta(completion, completion.advance())
+    one.finish_reason, one.stop_reason = "abort", "timeout"
+    delta = task.delta(completion, completion.flush())
+    assert (delta.text, delta.token_ids, delta.finish_reason) == ("bc", [], "abort")
+    output = task.output(tokenizer)
+    assert ending(output) == ("abc", "abort", "timeout")
+    assert output.finished and output.error is None
+
+
 def test_without_text_there_are_ids(tokenizer: Tokenizer) -> None:
     output, texts = play(None, "ab", END)
     assert ending(output) == ("", "stop", None)
@@ -151,14 +206,7 @@ def test_without_text_there_are_ids(tokenizer: Tokenizer) -> None:
 def test_an_error_ends_the_row_and_keeps_what_came(tokenizer: Tokenizer) -> None:
     one = request(max_new_tokens=9)
     completion = completion_of(one, tokenizer)
-    task = Task(
-        request_id="3",
-        prompt="p",
-        prompt_ids=[1],
-        params=one.params,
-        arrival_s=0.0,
-        completions=[completion],
-    )
+    task = task_of(completion)
     one.accept_token(97)
     task.delta(completion, completion.advance())
     one.finish_reason, one.error = "error", "NaN somewhere"
@@ -189,21 +237,14 @@ def test_logprobs_by_id_with_the_drawn_one_always_there(tokenizer: Tokenizer) ->
     best = ((97, -0.5), (98, -1.0))
     for token, value in ((98, -1.0), (99, -7.0)):
         one.accept_token(token)
-        one.logprobs.append(TokenLogprobs(token_id=token, logprob=value, best=best))
-    task = Task(
-        request_id="0",
-        prompt=None,
-        prompt_ids=[1],
-        params=one.params,
-        arrival_s=0.0,
-        completions=[completion_of(one, tokenizer)],
-    )
+        one.logprobs.append(TokenLogprobs(token_id=token, logprob=value, rank=40, best=best))
+    task = task_of(completion_of(one, tokenizer))
     (out,) = task.output(tokenizer).outputs
     assert out.logprobs is not None and out.cumulative_logprob == -8.0
     first, second = out.logprobs
     assert [(i, x.rank, x.decoded_token) for i, x in first.items()] == [(97, 1, "a"), (98, 2, "b")]
     assert list(second) == [97, 98, 99]
-    assert (second[99].logprob, second[99].rank) == (-7.0, None)
+    assert (second[99].logprob, second[99].rank) == (-7.0, 40)
 
 
 def test_the_text_of_a_token_keeps_its_leading_space() -> None:
@@ -221,15 +262,8 @@ def test_the_text_of_a_token_keeps_its_leading_space() -> None:
     assert tokenizer.decode([2]) == "a"
     one = request(max_new_tokens=1, logprobs=1)
     one.accept_token(2)
-    one.logprobs.append(TokenLogprobs(token_id=2, logprob=-0.5, best=((2, -0.5),)))
-    task = Task(
-        request_id="0",
-        prompt=None,
-        prompt_ids=[1],
-        params=one.params,
-        arrival_s=0.0,
-        completions=[completion_of(one, tokenizer)],
-    )
+    one.logprobs.append(TokenLogprobs(token_id=2, logprob=-0.5, rank=1, best=((2, -0.5),)))
+    task = task_of(completion_of(one, tokenizer))
     (out,) = task.output(tokenizer).outputs
     assert out.logprobs is not None and out.logprobs[0][2].decoded_token == " a"
 
@@ -240,14 +274,7 @@ def test_times(tokenizer: Tokenizer) -> None:
     for one, tokens, first in zip(requests, (5, 2), (11.0, 12.0), strict=True):
         one.output_ids = [97] * tokens
         one.admitted_s, one.first_token_s = 10.5, first
-    task = Task(
-        request_id="0",
-        prompt=None,
-        prompt_ids=[1, 2],
-        params=requests[0].params,
-        arrival_s=10.0,
-        completions=[completion_of(one, None) for one in requests],
-    )
+    task = task_of(*(completion_of(one, None) for one in requests), arrival_s=10.0)
     running = task.output(tokenizer).metrics
     assert running.time_to_first_token_s == 1.0 and running.e2e_latency_s is None
     for one, end in zip(requests, (19.0, 14.0), strict=True):
@@ -255,4 +282,96 @@ def test_times(tokenizer: Tokenizer) -> None:
     metrics = task.output(tokenizer).metrics
     assert metrics.e2e_latency_s == 9.0 and metrics.time_per_output_token_s == 2.0
     assert metrics.queue_time_s == 0.5
-    assert (metrics.num_prompt_tokens, metrics.num_generation_tokens) == (2, 7)
+    assert (metrics.prefill_time_s, metrics.decode_time_s) == (0.5, 8.0)
+    assert (metrics.num_prompt_tokens, metrics.num_generation_tokens) == (4, 7)
+    assert (metrics.num_cached_tokens, metrics.num_preemptions) == (0, 0)
+
+
+def test_what_a_cache_held_and_how_often_it_was_preempted() -> None:
+    """Completions after the first share its pages: what they found says nothing of a cache."""
+    completions = [completion_of(request(9, sample_index=i), None) for i in range(3)]
+    for completion, cached, preempted in zip(completions, (4, 8, 8), (1, 0, 2), strict=True):
+        completion.request.num_cached_tokens = cached
+        completion.request.num_preemptions = preempted
+    output = task_of(*completions).output(None)
+    assert output.num_cached_tokens == output.metrics.num_cached_tokens == 4
+    assert output.metrics.num_preemptions == 3
+
+
+def scored_request(**changes: Any) -> Request:
+    """A prompt of "abc" whose tokens after the first were scored with the two best."""
+    one = request([*b"abc"])
+    one.num_prompt_logprobs = 2
+    one.prompt_logprobs = [
+        TokenLogprobs(token_id=98, logprob=-0.5, rank=1, best=((98, -0.5), (97, -1.5))),
+        TokenLogprobs(token_id=99, logprob=-8.0, rank=77, best=((97, -0.25), (98, -math.inf))),
+    ]
+    one.finish_reason = "length"
+    for name, value in changes.items():
+        setattr(one, name, value)
+    return one
+
+
+def test_prompt_logprobs_have_an_entry_a_token_and_none_first(tokenizer: Tokenizer) -> None:
+    """BB-32: the first completion carries them."""
+    first, second = scored_request(), request([*b"abc"], sample_index=1)
+    task = task_of(*(completion_of(one, tokenizer) for one in (first, second)))
+    entries = task.output(tokenizer).prompt_logprobs
+    assert entries is not None and entries[0] is None and len(entries) == 3
+    assert entries[1] is not None and entries[2] is not None
+    assert [(i, x.rank, x.decoded_token) for i, x in entries[1].items()] == [
+        *((98, 1, "b"), (97, 2, "a")),
+    ]
+    assert list(entries[2]) == [97, 98, 99]
+    assert (entries[2][99].rank, entries[2][98].logprob) == (77, -math.inf)
+
+
+def test_prompt_logprobs_are_none_unless_asked_for(tokenizer: Tokenizer) -> None:
+    assert task_of(completion_of(request(), tokenizer)).output(tokenizer).prompt_logprobs is None
+    alone = scored_request(prompt_ids=[97], prompt_logprobs=None)
+    assert task_of(completion_of(alone, tokenizer)).output(tokenizer).prompt_logprobs == [None]
+
+
+def test_a_score_has_a_number_a_token_and_their_sum() -> None:
+    score = task_of(completion_of(scored_request(), None), prompt="abc").score_output()
+    assert (score.prompt, score.prompt_token_ids) == ("abc", [*b"abc"])
+    assert score.token_logprobs == [None, -0.5, -8.0] and score.cumulative_logprob == -8.5
+    assert score.error is None
+    alone = task_of(completion_of(scored_request(prompt_ids=[97], prompt_logprobs=[]), None))
+    assert alone.score_output().token_logprobs == [None]
+    assert alone.score_output().cumulative_logprob == 0.0
+
+
+def test_a_score_of_something_impossible_is_minus_infinity() -> None:
+    impossible = TokenLogprobs(token_id=98, logprob=-math.inf, rank=9, best=())
+    one = scored_request(prompt_ids=[*b"ab"], prompt_logprobs=[impossible])
+    score = task_of(completion_of(one, None)).score_output()
+    assert score.token_logprobs == [None, -math.inf] and score.cumulative_logprob == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"finish_reason": "error", "error": "NaN somewhere"}, "NaN somewhere"),
+        (
+            {"finish_reason": "abort", "prompt_logprobs": None},
+            "the request ended (abort) with 0 of 2 tokens scored; score the prompt again",
+        ),
+    ],
+)
+def test_a_score_that_failed_is_a_row_with_its_error(changes: dict, error: str) -> None:
+    score = task_of(completion_of(scored_request(**changes), None)).score_output()
+    assert (score.token_logprobs, score.cumulative_logprob, score.error) == ([], None, error)
+
+
+def test_a_refused_score_is_a_row_with_its_error() -> None:
+    task = Task(
+        request_id="0",
+        prompt="p",
+        prompt_ids=[],
+        params=request().params,
+        arrival_s=0.0,
+        error="too long",
+    )
+    assert task.score_output().error == "too long"
+    assert task.output(None).prompt_logprobs is None

@@ -22,6 +22,39 @@ def test_generate_passes_only_what_was_set(runner: CliRunner, opened: list[FakeL
     assert llm.params == [SamplingParams(top_k=3, stop=["x", "y"], ignore_eos=True)]
 
 
+def test_limits_penalties_and_switches_of_the_loop(
+    runner: CliRunner, opened: list[FakeLLM]
+) -> None:
+    arguments = (
+        "generate m --prompt a --presence-penalty 1.5 --min-tokens 2 --logit-bias 5=-1 "
+        "--logit-bias 7=2 --allowed-token-ids 5 --allowed-token-ids 7 --bad-words x "
+        "--prompt-logprobs 1 --no-enable-prefix-caching --no-async-scheduling "
+        "--num-decode-steps 4 --admission optimistic --preemption swap --trace loop.json"
+    )
+    done = runner.invoke(app, arguments.split())
+    assert done.exit_code == 0, done.output
+    (llm,) = opened
+    assert llm.options == {
+        "max_num_seqs": 8,
+        "enable_prefix_caching": False,
+        "async_scheduling": False,
+        "num_decode_steps": 4,
+        "admission": "optimistic",
+        "preemption": "swap",
+        "trace": "loop.json",
+    }
+    assert llm.params == [
+        SamplingParams(
+            presence_penalty=1.5,
+            min_tokens=2,
+            logit_bias={5: -1, 7: 2},
+            allowed_token_ids=[5, 7],
+            bad_words=["x"],
+            prompt_logprobs=1,
+        )
+    ]
+
+
 def test_a_wrong_value_is_one_message_before_the_model_is_opened(
     runner: CliRunner, opened: list[FakeLLM]
 ) -> None:
@@ -106,7 +139,10 @@ def test_chat_once(runner: CliRunner, opened: list[FakeLLM]) -> None:
     assert system == {"role": "system", "content": "be brief"} and user["role"] == "user"
 
 
-@pytest.mark.parametrize("option", [["--n", "2"], ["--logprobs", "1"], ["--no-detokenize"]])
+@pytest.mark.parametrize(
+    "option",
+    [["--n", "2"], ["--logprobs", "1"], ["--prompt-logprobs", "1"], ["--no-detokenize"]],
+)
 def test_chat_refuses_what_it_cannot_honour(
     runner: CliRunner, opened: list[FakeLLM], option: list[str]
 ) -> None:

@@ -1,13 +1,16 @@
 """The option tables name exactly what the records have."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.sampling_params import SamplingParams
+from jaxinfer.errors import ConfigError
 from jaxinfer.jobs.options import (
     CHAT_OPTIONS,
     ENGINE_OPTIONS,
@@ -22,12 +25,38 @@ def test_every_sampling_parameter_is_an_option() -> None:
 
 
 def test_chat_offers_only_what_it_can_honour() -> None:
-    assert set(SAMPLING_OPTIONS) - set(CHAT_OPTIONS) == {"n", "logprobs", "detokenize"}
+    left_out = set(SAMPLING_OPTIONS) - set(CHAT_OPTIONS)
+    assert left_out == {"n", "logprobs", "prompt_logprobs", "detokenize"}
 
 
-def test_engine_options_exist() -> None:
-    assert set(ENGINE_OPTIONS) <= {field.name for field in fields(EngineConfig)}
+def test_every_engine_switch_is_an_option_but_the_one_whose_name_is_taken() -> None:
+    assert set(ENGINE_OPTIONS) == {field.name for field in fields(EngineConfig)} - {"seed"}
     assert not set(ENGINE_OPTIONS) & set(SAMPLING_OPTIONS), "one flag, two meanings"
+
+
+@pytest.mark.parametrize(
+    ("record", "table"), [(SamplingParams, SAMPLING_OPTIONS), (EngineConfig, ENGINE_OPTIONS)]
+)
+def test_options_have_the_type_of_their_default(record: Any, table: Mapping[str, Any]) -> None:
+    """So that a number is not handed on as text, nor a switch as a string."""
+    given = record()
+    for name, (kind, _) in table.items():
+        default = getattr(given, name)
+        if not isinstance(default, None.__class__ | tuple):
+            assert type(default) is kind, name
+
+
+def test_biases_are_pairs_of_id_and_number() -> None:
+    params = make_sampling_params({"logit_bias": ["5=-1", "7=2.5", "9=-inf"]})
+    assert params.bias_entries == ((5, -1.0), (7, 2.5), (9, -100.0))
+
+
+@pytest.mark.parametrize("entry", ["5", "5=", "=1", "5=x", "5=nan", "a=1", "-1=2"])
+def test_a_bias_that_is_no_pair_is_refused(entry: str) -> None:
+    with pytest.raises(ConfigError, match="logit.bias"):
+        make_sampling_params({"logit_bias": [entry]})
+    with pytest.raises(ConfigError, match="each id once"):
+        make_sampling_params({"logit_bias": ["5=1", "5=2"]})
 
 
 def test_given_options_win_over_defaults() -> None:

@@ -1,5 +1,7 @@
 """Sampling in plain NumPy and float64, one row at a time: what the device must equal."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 
@@ -50,3 +52,44 @@ def chi_square(counts: np.ndarray, law: np.ndarray) -> tuple[float, float]:
     spread = 2 / (9 * degrees)
     bound = degrees * (1 - spread + 4.75 * spread**0.5) ** 3
     return float(((counts[law > 0] - expected) ** 2 / expected).sum()), bound
+
+
+def limited(
+    logits: np.ndarray,
+    *,
+    prompt_ids: Sequence[int] = (0,),
+    output_ids: Sequence[int] = (),
+    end_ids: Sequence[int] = (),
+    bad_word_ids: Sequence[Sequence[int]] = (),
+    allowed_token_ids: Sequence[int] | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    min_tokens: int = 0,
+    repetition_penalty: float = 1.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+) -> np.ndarray:
+    """Logits after a request's limits; a ban that would leave nothing is passed over."""
+    scores, before = logits.astype(np.float64), [*prompt_ids, *output_ids]
+    every = set(range(scores.size))
+    scores = _without(
+        scores, every - set(every if allowed_token_ids is None else allowed_token_ids)
+    )
+    ended = [w for w in bad_word_ids if len(w) == 1 or before[-len(w) + 1 :] == list(w[:-1])]
+    scores = _without(scores, {word[-1] for word in ended})
+    for token, bias in (logit_bias or {}).items():
+        scores[token] += bias
+    if len(output_ids) < min_tokens:
+        scores = _without(scores, set(end_ids))
+    for token in set(before):
+        scores[token] *= repetition_penalty if scores[token] <= 0 else 1 / repetition_penalty
+    for token in output_ids:
+        scores[token] -= frequency_penalty
+    for token in set(output_ids):
+        scores[token] -= presence_penalty
+    return scores
+
+
+def _without(scores: np.ndarray, banned: set[int]) -> np.ndarray:
+    left = scores.copy()
+    left[list(banned)] = -np.inf
+    return left if np.max(left) > -np.inf else scores

@@ -1,6 +1,6 @@
 """Drawn tokens: the exact law, keys of (seed, sample, position) alone, log-probabilities, flags.
 
-A program is compiled for each shape, so the tests keep to four: [2000, 6], [3, 6], and [2, 300] and
+A program is compiled for each shape, so the tests keep to few: [2000, 6], [3, 6], and [2, 300] and
 [40, 300].
 """
 
@@ -12,34 +12,44 @@ import numpy as np
 import pytest
 
 from jaxinfer.config.step_plan import StepResult
-from jaxinfer.runner.staging import unpack
-from jaxinfer.sampling.draw import PACKED_COLUMNS, Drawn, draw, pack
+from jaxinfer.sampling.draw import PACKED_COLUMNS, Drawn, draw, pack, score
 from tests.sampling import reference
-from tests.sampling.rows import repeated, sampling_rows
+from tests.sampling.rows import Seats, poisoned_state, repeated, sampling_rows, seats, unpacked
 
 LOGITS = np.array([1.2, 0.4, -0.3, 2.0, 0.0, -5.0], np.float32)
 MANY = 2000
 
 
-def _packed(logits, rows, positions):
-    return pack(draw(logits, rows, positions))
+def _packed(logits, rows, positions, state, slots, mode="raw"):
+    return pack(draw(logits, rows, positions, state, slots, logprobs_mode=mode))
 
 
-program = jax.jit(_packed)
+seated_program = jax.jit(_packed, static_argnames="mode")
+
+
+def program(logits: np.ndarray, rows: Any, positions: np.ndarray) -> jax.Array:
+    """Rows without limits, in slots past the end of a poisoned state."""
+    slots = np.full(logits.shape[0], 2, np.int32)
+    return seated_program(logits, rows, positions, poisoned_state(2, logits.shape[1]), slots)
+
+
+def draw_seated(logits: np.ndarray, made: Seats, mode: str = "raw") -> StepResult:
+    operands = (logits, made.rows, made.positions, made.state, made.slots)
+    return unpacked(seated_program(*operands, mode=mode))
 
 
 def draw_rows(logits: np.ndarray, params: list[dict[str, Any]], positions: Any) -> StepResult:
     packed = program(logits, sampling_rows(*params), np.asarray(positions, np.int32))
     assert packed.shape == (len(params), PACKED_COLUMNS)
-    return unpack(np.asarray(packed))
+    return unpacked(packed)
 
 
 def draw_many(count: int, logits: np.ndarray = LOGITS, **params: Any) -> np.ndarray:
     """`count` draws from six logits at positions 0, 1, …"""
     rows, every = repeated(sampling_rows(params), MANY), np.tile(logits, (MANY, 1))
     positions = np.arange(count, dtype=np.int32).reshape(-1, MANY)
-    packed = [np.asarray(program(every, rows, some)) for some in positions]
-    return np.concatenate([unpack(one).tokens for one in packed])
+    packed = [program(every, rows, some) for some in positions]
+    return np.concatenate([unpacked(one).tokens for one in packed])
 
 
 def random_logits(rows: int, *, scale: float = 1.0, seed: int = 0) -> np.ndarray:
@@ -232,15 +242,178 @@ def test_the_packed_form_keeps_every_bit() -> None:
         "tokens": random.integers(2**31, size=5, dtype=np.int32),
         "finite": np.array([1, 0, 1, 1, 0], np.int32),
         "logprobs": np.array([-0.0, -1e-45, -np.inf, -3.4e38, np.nan], np.float32),
+        "ranks": random.integers(2**31, size=5, dtype=np.int32),
         "best_ids": random.integers(2**31, size=(5, 20), dtype=np.int32),
         "best_logprobs": random.normal(size=(5, 20)).astype(np.float32),
     }
-    found = unpack(np.asarray(pack(Drawn(**jax.tree.map(jnp.asarray, fields)))))
+    found = unpacked(pack(Drawn(**jax.tree.map(jnp.asarray, fields))))
     for name, value in fields.items():
         assert getattr(found, name).astype(value.dtype).tobytes() == value.tobytes(), name
     assert found.finite.dtype == bool and found.logprobs.dtype == np.float32
 
 
-def test_rows_that_ask_for_nothing_report_zeros() -> None:
-    found = draw_rows(np.tile(LOGITS, (3, 1)), [{}, {}, {"temperature": 0.0}], [0, 1, 2])
-    assert not found.logprobs.any() and not found.best_ids.any() and not found.best_logprobs.any()
+@pytest.mark.parametrize("neighbour", [{}, {"logprobs": 3}])
+def test_rows_that_ask_for_nothing_report_zeros(neighbour: dict[str, Any]) -> None:
+    """Whether or not one beside them asks."""
+    rows = [{}, {"temperature": 0.0}, neighbour]
+    found = draw_rows(np.tile(LOGITS, (3, 1)), rows, [0, 1, 2])
+    for name in ("logprobs", "ranks", "best_ids", "best_logprobs"):
+        assert not getattr(found, name)[:2].any(), name
+    assert (found.ranks[2] > 0) == (found.logprobs[2] < 0) == bool(neighbour)
+
+
+def test_a_rank_is_one_more_than_the_number_of_likelier_tokens() -> None:
+    logits = np.round(2 * random_logits(40)) / 2  # ties share a rank
+    rows = [{"temperature": t, "logprobs": 0, "seed": 3} for t in (0.0, 0.7, 1.0, 2.0)] * 10
+    found = draw_rows(logits, rows, np.arange(40))
+    own = logits[np.arange(40), found.tokens]
+    np.testing.assert_array_equal(found.ranks, 1 + (logits > own[:, None]).sum(axis=-1))
+    assert (found.ranks[::4] == 1).all() and found.ranks.max() > 20
+
+
+def test_limits_bind_greedy_and_drawn_tokens_but_not_raw_logprobs() -> None:
+    """BB-19: one batch of greedy and random rows, with and without limits."""
+    logits = random_logits(40)
+    best = logits.argsort(axis=-1)[:, ::-1]
+    plain = [{"temperature": t, "logprobs": 1, "seed": i} for i, t in enumerate((0.0, 1.0) * 20)]
+    rows = [
+        {**row, "bad_word_ids": [[int(best[i, 0])]]} if i % 4 < 2 else row
+        for i, row in enumerate(plain)
+    ]
+    found, free = draw_seated(logits, seats(300, *rows)), draw_seated(logits, seats(300, *plain))
+    limited = np.arange(40) % 4 < 2
+    np.testing.assert_array_equal(found.tokens[::4], best[::4, 1])
+    assert (found.tokens[limited] != best[limited, 0]).all() and (found.ranks[limited] > 1).all()
+    np.testing.assert_array_equal(found.best_ids, best[:, :20])
+    np.testing.assert_array_equal(found.best_logprobs, free.best_logprobs)
+    for name in ("tokens", "logprobs", "ranks"):  # the others do not notice
+        np.testing.assert_array_equal(getattr(found, name)[~limited], getattr(free, name)[~limited])
+
+
+def test_the_law_under_limits_is_that_of_the_limited_logits() -> None:
+    row = {"allowed_token_ids": [0, 1, 3], "logit_bias": {1: 1.5}, "temperature": 1.5, "seed": 11}
+    made = seats(6, {**row, "output_ids": [3], "presence_penalty": 1.0})
+    rows, tokens = repeated(made.rows, MANY), []
+    slots, every = np.repeat(made.slots, MANY), np.tile(LOGITS, (MANY, 1))
+    for positions in np.arange(20_000, dtype=np.int32).reshape(-1, MANY):
+        tokens.append(unpacked(seated_program(every, rows, positions, made.state, slots)).tokens)
+    scores = reference.limited(
+        LOGITS,
+        allowed_token_ids=[0, 1, 3],
+        logit_bias={1: 1.5},
+        output_ids=[3],
+        presence_penalty=1.0,
+    )
+    law = reference.softmax(reference.filtered(scores, temperature=1.5))
+    found, bound = reference.chi_square(np.bincount(np.concatenate(tokens), minlength=6), law)
+    assert found < bound
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_processed_logprobs_are_those_of_what_was_drawn_from(seed: int) -> None:
+    """Limits for every row; temperature and filters where the temperature is above 0."""
+    logits = random_logits(2, scale=3.0, seed=seed)
+    filters: dict[str, Any] = {"top_k": 9, "min_p": 0.01}
+    limits: dict[str, Any] = {"prompt_ids": [1], "output_ids": [5, 7], "frequency_penalty": 1.5}
+    bias = {"logit_bias": {int(logits[0].argmax()): -100}}
+    rows: list[dict[str, Any]] = [
+        {**limits, **bias, **filters, "temperature": 1.5, "logprobs": 20, "seed": seed},
+        {**limits, **filters, "temperature": 0.0, "logprobs": 20},
+    ]
+    found = draw_seated(logits, seats(300, *rows), mode="processed")
+    limited = [
+        reference.limited(logits[0], **limits, **bias),
+        reference.limited(logits[1], **limits),
+    ]
+    scores = [reference.filtered(limited[0], temperature=1.5, **filters), limited[1]]
+    for row, exact in enumerate(np.log(reference.softmax(one) + 1e-300) for one in scores):
+        np.testing.assert_allclose(found.logprobs[row], exact[found.tokens[row]], atol=1e-5)
+        kept = np.isfinite(found.best_logprobs[row])
+        assert kept.sum() == min(20, np.isfinite(scores[row]).sum())
+        best = np.argsort(-exact, kind="stable")[: kept.sum()]
+        np.testing.assert_array_equal(found.best_ids[row][kept], best)
+        np.testing.assert_allclose(found.best_logprobs[row][kept], exact[best], atol=1e-5)
+    assert found.ranks[1] == 1
+
+
+def test_processed_tokens_are_the_raw_mode_s() -> None:
+    logits = random_logits(40)
+    rows: list[dict[str, Any]] = [
+        {"temperature": t, "seed": i, "logprobs": 1, "presence_penalty": p, "output_ids": [1, 2]}
+        for i, (t, p) in enumerate(((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)) * 10)
+    ]
+    raw, processed = (draw_seated(logits, seats(300, *rows), mode) for mode in ("raw", "processed"))
+    np.testing.assert_array_equal(raw.tokens, processed.tokens)
+    plain = np.arange(40) % 4 == 0  # nothing was processed there
+    assert raw.logprobs[plain].tobytes() == processed.logprobs[plain].tobytes()
+
+
+def test_processed_logprobs_of_a_plain_step_are_raw() -> None:
+    rows: list[dict[str, Any]] = [{"temperature": 0.0, "logprobs": 5}] * 2
+    logits = random_logits(2)
+    raw, processed = (
+        seated_program(logits, made.rows, made.positions, made.state, made.slots, mode=mode)
+        for made, mode in ((seats(300, *rows), "raw"), (seats(300, *rows), "processed"))
+    )
+    np.testing.assert_array_equal(raw, processed)
+
+
+def test_a_seated_row_s_bits_do_not_depend_on_the_rows_beside_it() -> None:
+    """Promise 2: with 2, 8 and 32 rows, beside seated and plain ones, in both modes."""
+    logits = random_logits(32, scale=4.0)
+    rows: list[dict[str, Any]] = [
+        {
+            "prompt_ids": [i, 1, 2],
+            "output_ids": [i + 1, i + 1, 9],
+            "seed": i,
+            "logprobs": 20,
+            "temperature": (0.0, 0.8, 1.3)[i % 3],
+            "top_k": (0, 40)[i % 2],
+            "top_p": (1.0, 0.9)[i % 5 < 2],
+            **({"repetition_penalty": 1.7, "frequency_penalty": 0.3} if i % 4 != 1 else {}),
+        }
+        for i in range(32)
+    ]
+    for mode in ("raw", "processed"):
+        whole = draw_seated(logits, seats(300, *rows), mode)
+        for count in (2, 8):
+            few = draw_seated(logits[-count:], seats(300, *rows[-count:], num_slots=33), mode)
+            for name in ("tokens", "logprobs", "ranks", "best_ids", "best_logprobs"):
+                np.testing.assert_array_equal(getattr(few, name), getattr(whole, name)[-count:])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_logit_that_a_limit_hides_is_still_flagged(bad: float) -> None:
+    logits = random_logits(2)
+    logits[0, 4] = bad
+    found = draw_seated(logits, seats(300, {"bad_word_ids": [[4]]}, {}))
+    assert found.finite.tolist() == [False, True]
+
+
+def test_scores_are_the_raw_logprobs_and_ranks_of_their_targets() -> None:
+    logits = random_logits(8, scale=4.0)
+    targets = np.arange(0, 240, 30, dtype=np.int32)
+    logits[5, 17] = np.nan
+    found = unpacked(jax.jit(score)(logits, targets))
+    assert found.finite.tolist() == [row != 5 for row in range(8)]
+    sound = np.arange(8) != 5
+    exact, every = reference.log_softmax(logits[sound]), np.arange(7)
+    np.testing.assert_array_equal(found.tokens, targets)
+    np.testing.assert_allclose(found.logprobs[sound], exact[every, targets[sound]], atol=1e-5)
+    own = logits[sound][every, targets[sound]]
+    np.testing.assert_array_equal(
+        found.ranks[sound], 1 + (logits[sound] > own[:, None]).sum(axis=-1)
+    )
+    best = np.argsort(-exact, axis=-1, kind="stable")[:, :20]
+    np.testing.assert_array_equal(found.best_ids[sound], best)
+
+
+def test_scores_equal_what_a_draw_reports_at_any_width() -> None:
+    """Bit for bit: a prompt's log-probability and a drawn token's are the same computation."""
+    logits = random_logits(40)
+    drawn = draw_rows(logits, [{"logprobs": 20, "seed": i} for i in range(40)], np.arange(40))
+    for first, width in ((0, 40), (7, 2), (30, 8)):
+        few = slice(first, first + width)
+        found = unpacked(jax.jit(score)(logits[few], drawn.tokens[few]))
+        for name in ("tokens", "logprobs", "ranks", "best_ids", "best_logprobs"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(drawn, name)[few])

@@ -57,6 +57,41 @@ def test_a_tiny_top_p_stays_above_zero() -> None:
     assert row_of(top_p=5e-324).top_p[0] > 0
 
 
+def test_penalties_and_limits_arrive() -> None:
+    row = row_of(
+        prompt_ids=[4, 5, 6],
+        repetition_penalty=1.25,
+        presence_penalty=-0.5,
+        frequency_penalty=0.75,
+        min_tokens=4,
+    )
+    assert row.repetition_penalty == 1.25 and row.presence_penalty == -0.5
+    assert row.frequency_penalty == 0.75 and row.first_end == 7 and row.seated == 1
+
+
+def test_a_request_without_limits_is_not_seated() -> None:
+    assert row_of(temperature=0.5, top_k=3, stop_token_ids=[3], logprobs=5).seated == 0
+
+
+@pytest.mark.parametrize("penalty", [1e-320, 1e-45, 1e-30, 1.0, 1e30, 1e300])
+def test_a_repetition_penalty_is_neither_zero_nor_infinite(penalty: float) -> None:
+    kept = row_of(repetition_penalty=penalty).repetition_penalty[0]
+    assert np.finfo(np.float32).tiny <= kept <= np.finfo(np.float32).max
+
+
+def test_a_min_tokens_beyond_int32_is_never_reached() -> None:
+    assert row_of(min_tokens=2**40, max_tokens=None).first_end[0] == 2**31 - 1
+
+
+def test_a_slot_s_next_request_overwrites_everything() -> None:
+    rows = SlotSampling(1)
+    rows.set(0, request(presence_penalty=1, frequency_penalty=1, min_tokens=2, logprobs=2, top_k=4))
+    rows.set(0, request(temperature=0.0))
+    for name, value in asdict(empty_sampling(1)).items():
+        if name != "first_end":  # the length of the prompt: without ends it says nothing
+            np.testing.assert_array_equal(getattr(rows.rows(np.array([0])), name), value)
+
+
 def test_rows_are_copies_in_the_order_asked() -> None:
     rows = SlotSampling(3)
     rows.set(0, request(seed=10))

@@ -47,9 +47,11 @@ def run(
     return deltas, detokenizer
 
 
-def cut_at_first_stop(text: str, stops: Sequence[str], include: bool) -> tuple[str, str | None]:
-    """What the text must be, a character at a time."""
-    for end in range(1, len(text) + 1):
+def cut_at_first_stop(
+    text: str, stops: Sequence[str], include: bool, *, after: int = 0
+) -> tuple[str, str | None]:
+    """What the text must be, a character at a time; ends within the first `after` do not count."""
+    for end in range(after + 1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
             longest = max(ending, key=len)
@@ -166,6 +168,25 @@ def test_stop_strings_are_not_looked_for_until_min_tokens() -> None:
     assert (detokenizer.text, detokenizer.stop_reason) == ("ab", None)
 
 
+@settings(deadline=None)
+@given(
+    st.text(alphabet="abé日", max_size=12),
+    st.lists(st.text(alphabet="abé日", min_size=1, max_size=3), max_size=3),
+    st.integers(0, 8),
+    st.booleans(),
+)
+def test_min_tokens_against_a_search_by_character(
+    text: str, stops: list[str], unchecked: int, include: bool
+) -> None:
+    """BB-22: a stop string counts where it ends after the first `unchecked` tokens (bytes)."""
+    _, detokenizer = run(
+        text.encode(), unchecked=unchecked, stop_strings=stops, include_stop_str_in_output=include
+    )
+    whole = [end for end in range(len(text) + 1) if len(text[:end].encode()) <= unchecked]
+    expected = cut_at_first_stop(text, stops, include, after=whole[-1])
+    assert (detokenizer.text, detokenizer.stop_reason) == expected
+
+
 BB24_TEXT = "日本\U0001f389é ZZZ"
 
 
@@ -176,8 +197,19 @@ def test_multi_byte_text_with_stop_strings(stops: list[str], text: str) -> None:
     """BB-24 (vllm#44620, exllamav3#171, mlx-vlm#1771)."""
     deltas, detokenizer = run(BB24_TEXT.encode(), stop_strings=stops)
     assert detokenizer.text == text
+    included = run(BB24_TEXT.encode(), stop_strings=stops, include_stop_str_in_output=True)[1]
+    assert included.text == text + (detokenizer.stop_reason or "")
     assert not any(REPLACED in delta for delta in deltas)
     assert all(len(delta) <= 1 for delta in deltas[:-1])
+
+
+@pytest.mark.parametrize("stops", [["ZZZ"], ["é"], ["日本語テキスト"]])
+def test_multi_byte_text_that_ends_inside_a_character_with_stop_strings(stops: list[str]) -> None:
+    """BB-24: what was held back comes with the end, and one mark for the two bytes."""
+    ids = "日本".encode()[:5]
+    deltas, detokenizer = run(ids, stop_strings=stops)
+    assert detokenizer.text == "日" + REPLACED == BYTE.decode([*ids])
+    assert not any(REPLACED in delta for delta in deltas[:-1])
 
 
 def test_text_that_ends_inside_a_character() -> None:
@@ -219,6 +251,17 @@ def test_a_first_space_stays_where_the_text_continues_a_prompt() -> None:
 def test_ids_beyond_the_list() -> None:
     """BB-27: no text, no failure."""
     assert run([72, 10**6, -1, 105])[1].text == "Hi"
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_rows_of_the_head_that_the_tokenizer_lacks(skip: bool) -> None:
+    """BB-27 (vllm#340): 320 rows, 258 tokens; nothing splits a character or a stop string."""
+    ids = [*b"a", 300, *"日".encode()[:2], 319, *"日".encode()[2:], 258, *b"bc"]
+    deltas, detokenizer = run(ids, skip_special_tokens=skip)
+    assert detokenizer.text == "a日bc" == BYTE.decode(ids, skip_special_tokens=skip)
+    assert not any(REPLACED in delta for delta in deltas)
+    _, detokenizer = run(ids, skip_special_tokens=skip, stop_strings=["日b"])
+    assert (detokenizer.text, detokenizer.stop_reason) == ("a", "日b")
 
 
 @pytest.mark.parametrize("stops", [[""], ["a", ""], [5]])

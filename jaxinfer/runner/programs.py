@@ -1,0 +1,144 @@
+"""JOINT. Every program of an engine, compiled ahead for one geometry.
+
+Knows which functions there are and their shapes; runs none of them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.cache import PagedKV, abstract_cache, init_cache
+from jaxinfer.config.geometry import Geometry
+from jaxinfer.config.model_config import ModelConfig
+from jaxinfer.runner.batch import abstract_decode_batch, abstract_prefill_batch
+from jaxinfer.runner.compile import ProgramSource, compile_side_by_side
+from jaxinfer.runner.steps import (
+    copy_step,
+    decode_step,
+    head_step,
+    prefill_step,
+    seat_step,
+    swap_in_step,
+    swap_out_step,
+)
+from jaxinfer.sampling.slot_state import (
+    LoopState,
+    abstract_loop_state,
+    abstract_seat_row,
+    init_loop_state,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """Every executable of an engine; nothing is compiled after these.
+
+    prefill: by R. decode: by W. small: the others by name ("head", "init", "seat", "copy",
+    and, where pages are swapped, "swap_out" and "swap_in").
+    """
+
+    prefill: dict[int, Any]
+    decode: dict[int, Any]
+    small: dict[str, Any]
+
+    def named(self) -> dict[str, Any]:
+        """All of them by a name for reports."""
+        return (
+            {f"prefill_step R={rows}": program for rows, program in self.prefill.items()}
+            | {f"decode_step W={width}": program for width, program in self.decode.items()}
+            | {f"{name}_step": program for name, program in self.small.items()}
+        )
+
+
+def compile_programs(
+    params: Any, config: ModelConfig, geometry: Geometry, *, show_progress: bool = False
+) -> Programs:
+    """Compiles every program for the shapes of `params` (arrays or shapes)."""
+    small = _small_sources(params, config, geometry)
+    steps = _step_sources(params, config, geometry)
+    sources = small | {f"{kind} {rows}": source for (kind, rows), source in steps.items()}
+    compiled = compile_side_by_side(sources, show_progress=show_progress)
+
+    def of_kind(kind: str) -> dict[int, Any]:
+        return {rows: compiled[f"{kind} {rows}"] for one, rows in steps if one == kind}
+
+    return Programs(
+        prefill=of_kind("prefill"),
+        decode=of_kind("decode"),
+        small={name: compiled[name] for name in small},
+    )
+
+
+def _step_sources(
+    params: Any, config: ModelConfig, geometry: Geometry
+) -> dict[tuple[str, int], ProgramSource]:
+    cache = abstract_cache(config, geometry)
+    state = abstract_loop_state(geometry.num_slots, config.vocab_size)
+    static = {"config": config, "geometry": geometry}
+
+    def step(function: Any, batch: Any) -> ProgramSource:
+        arguments = (params, cache, state, batch)
+        return ProgramSource(function=function, arguments=arguments, donate=(1, 2), static=static)
+
+    return {
+        ("prefill", rows): step(prefill_step, abstract_prefill_batch(geometry, rows))
+        for rows in geometry.prefill_rows
+    } | {
+        ("decode", width): step(decode_step, abstract_decode_batch(geometry, width))
+        for width in geometry.decode_widths
+    }
+
+
+def _small_sources(
+    params: Any, config: ModelConfig, geometry: Geometry
+) -> dict[str, ProgramSource]:
+    cache = abstract_cache(config, geometry)
+    state = abstract_loop_state(geometry.num_slots, config.vocab_size)
+    rows = (geometry.head_rows, config.hidden_size)
+    hidden = jax.ShapeDtypeStruct(rows, jnp.dtype(geometry.activation_dtype))
+    groups = _ints(len(geometry.group_windows))
+    sources = {
+        "init": ProgramSource(function=_init_step, static={"config": config, "geometry": geometry}),
+        "head": ProgramSource(
+            function=head_step,
+            arguments=(params, hidden, _ints(geometry.head_rows)),
+            static={"config": config},
+        ),
+        "seat": ProgramSource(
+            function=seat_step,
+            arguments=(state, abstract_seat_row(config.vocab_size)),
+            donate=(0,),
+        ),
+        "copy": ProgramSource(
+            function=copy_step,
+            arguments=(cache, groups, groups),
+            donate=(0,),
+            static={"geometry": geometry},
+        ),
+    }
+    return sources | (_swap_sources(cache, geometry) if geometry.swap_pages else {})
+
+
+def _swap_sources(cache: PagedKV, geometry: Geometry) -> dict[str, ProgramSource]:
+    pages = _ints(len(geometry.group_windows), geometry.swap_pages)
+    content = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((geometry.swap_pages, *leaf.shape[1:]), leaf.dtype), cache
+    )
+    static = {"geometry": geometry}
+    return {
+        "swap_out": ProgramSource(function=swap_out_step, arguments=(cache, pages), static=static),
+        "swap_in": ProgramSource(
+            function=swap_in_step, arguments=(cache, pages, content), donate=(0,), static=static
+        ),
+    }
+
+
+def _init_step(config: ModelConfig, geometry: Geometry) -> tuple[PagedKV, LoopState]:
+    state = init_loop_state(geometry.num_slots, config.vocab_size)
+    return init_cache(config, geometry), state
+
+
+def _ints(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)

@@ -1,0 +1,106 @@
+"""DEV. Logits under a request's limits: allowed ids, bad words, bias, min_tokens, penalties.
+
+Per row and traced, like all of sampling. Rows that are not seated pass through with every bit, and
+a step without seated rows does none of this. Knows nothing of temperature or random numbers.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.config.step_plan import PROMPT_FLAG
+from jaxinfer.sampling.logits import EXCLUDED, SamplingRows
+from jaxinfer.sampling.slot_state import LoopState
+from pallas_kernels.rounding import rounded
+
+_LARGEST = jnp.finfo(jnp.float32).max
+
+
+def limit_logits(
+    logits: jax.Array,
+    rows: SamplingRows,
+    positions: jax.Array,
+    state: LoopState,
+    slots: jax.Array,
+) -> jax.Array:
+    """Logits of seated rows, limited; tokens that may not be drawn at -inf.
+
+    Order: allowed ids → bad words → bias → min_tokens → repetition, frequency, presence penalty.
+    A ban that would leave a row nothing to draw is passed over, so that something can always be
+    drawn and never a token that is not allowed: allowed ids win over bad words, and both over
+    min_tokens.
+
+    Args:
+        logits: [W, V] f32 – raw.
+        rows: how each row draws; `seated` says whose slot holds its request's limits.
+        positions: [W] i32 – position that the drawn token will take.
+        state: limits and counts by slot.
+        slots: [W] i32 – slot of each row; those past the end are never seated.
+
+    Returns:
+        [W, V] f32.
+    """
+    with jax.named_scope("limits"):
+        return lax.cond(
+            jnp.any(rows.seated > 0), _limited, _unlimited, logits, rows, positions, state, slots
+        )
+
+
+def _unlimited(logits: jax.Array, *_: object) -> jax.Array:
+    return logits
+
+
+def _limited(
+    logits: jax.Array,
+    rows: SamplingRows,
+    positions: jax.Array,
+    state: LoopState,
+    slots: jax.Array,
+) -> jax.Array:
+    mine = jax.tree.map(lambda leaf: leaf.at[slots].get(mode="clip"), state)
+    vocab_size, each = logits.shape[-1], jnp.arange(slots.shape[0])[:, None]
+    kept = _as_flags(mine.allowed, vocab_size)
+    completing = _completing_tokens(mine, vocab_size)
+    kept = _unless_empty(kept.at[each, completing].set(False, mode="drop"), kept)
+    too_early = (positions < rows.first_end)[:, None]
+    kept = _unless_empty(kept & ~(_as_flags(mine.ends, vocab_size) & too_early), kept)
+    biased = logits.at[each, mine.bias_ids].add(mine.bias_values, mode="drop")
+    limited = jnp.where(kept, _penalized(biased, mine.seen, rows), EXCLUDED)
+    return jnp.where(rows.seated[:, None] > 0, limited, logits)
+
+
+def _unless_empty(kept: jax.Array, before: jax.Array) -> jax.Array:
+    """The tokens kept after one more ban; those before it in rows where none would be left."""
+    return jnp.where(jnp.any(kept, axis=-1, keepdims=True), kept, before)
+
+
+def _as_flags(words: jax.Array, size: int) -> jax.Array:
+    """Bits to booleans: [W, ceil(size / 32)] u32 → [W, size].
+
+    Example: words 0b101 and 0b1 with size 33 flag tokens 0, 2 and 32.
+    """
+    bits = words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)[None, None, :] & jnp.uint32(1)
+    return bits.reshape(words.shape[0], -1)[:, :size] > 0
+
+
+def _completing_tokens(mine: LoopState, vocab_size: int) -> jax.Array:
+    """The token that would complete each bad word, V for words that are not begun: [W, words] i32.
+
+    Example: with recent [.. 5 8] the word [-1 .. -1 8 9] bans 9, [-1 .. 7 8 9] does not, and
+    [-1 .. -1 -1 9] always bans 9.
+    """
+    starts, lasts = mine.bad_words[:, :, :-1], mine.bad_words[:, :, -1]
+    fits = jnp.all((starts < 0) | (starts == mine.recent[:, None, :]), axis=-1)
+    # V lies past the end and is dropped; a negative index would count from there.
+    return jnp.where(fits & (lasts >= 0), lasts, vocab_size)
+
+
+def _penalized(scores: jax.Array, seen: jax.Array, rows: SamplingRows) -> jax.Array:
+    """Repetition for tokens of prompt and output; frequency and presence for the output's."""
+    counts = (seen & (PROMPT_FLAG - 1)).astype(jnp.float32)
+    repetition = jnp.where(seen != 0, rows.repetition_penalty[:, None], jnp.float32(1))
+    penalized = jnp.where(scores > 0, scores / repetition, rounded(scores * repetition))
+    penalized -= rounded(rows.frequency_penalty[:, None] * counts)
+    penalized -= jnp.where(counts > 0, rows.presence_penalty[:, None], jnp.float32(0))
+    # An extreme penalty must not make what it touches infinite: +inf is no number to draw from.
+    return jnp.clip(penalized, -_LARGEST, _LARGEST)
