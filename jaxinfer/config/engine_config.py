@@ -2,16 +2,19 @@
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from jaxinfer.config.option_names import Planned, accepted_options
+from jaxinfer.config.quantization import WEIGHT_FORMS, Quantization, quantization_from
 from jaxinfer.config.sampling_params import MAX_LOGPROBS
 from jaxinfer.errors import ConfigError, UnsupportedError
 
 _CHOICES = {
     "dtype": ("auto", "bfloat16", "float32"),
     "kv_cache_dtype": ("auto", "bfloat16", "float32"),
+    "weights": WEIGHT_FORMS,
     "admission": ("reserve", "optimistic"),
     "preemption": ("swap", "recompute"),
     "scheduling_policy": ("fcfs", "priority"),
@@ -44,9 +47,7 @@ _POWERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 # Names of the contract whose feature is not built yet: refused by name, never ignored.
 _PLANNED = {
-    "quantization": Planned("running quantized weights packed"),
     "speculative_config": Planned("speculative sampling"),
-    "weights": Planned("packed weights", (None, "auto", "dequantized")),
     "enable_lora": Planned("LoRA", (None, False)),
 }
 _PLANNED_VALUES = {"kernels": ("mosaic", "triton")}
@@ -58,6 +59,10 @@ class EngineConfig:
 
     dtype: of the weights; "auto" is bfloat16 (on a CPU with float32 activations).
     kv_cache_dtype: of the pages; "auto" is the activations'.
+    quantization: rounds the linear layers at load: "int8", "int4" or "fp8", or a mapping of
+        `Quantization`'s fields; None leaves them as the checkpoint has them.
+    weights: quantized ones stay "packed", or are "dequantized" at load; "auto" is what is fastest
+        on the device.
     max_model_len: tokens a request may hold, prompt and output.
     max_num_seqs: slots, i.e. requests that run at once.
     block_size: tokens in a page, a power of two.
@@ -92,6 +97,8 @@ class EngineConfig:
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    quantization: str | Mapping[str, Any] | Quantization | None = None
+    weights: Literal["auto", "packed", "dequantized"] = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     block_size: int | None = None
@@ -131,6 +138,7 @@ class EngineConfig:
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
+        quantization_from(self.quantization)
         _share("gpu_memory_utilization", self.gpu_memory_utilization)
         _path("compilation_cache_dir", self.compilation_cache_dir, "a folder, 'auto'")
         _path("trace", self.trace, "a file to be written")

@@ -28,6 +28,17 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackedShare:
+    """The matrices that stay packed: their elements, and the bytes they take."""
+
+    num_elements: int = 0
+    num_bytes: int = 0
+
+
+NOTHING_PACKED = PackedShare()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
     """Every axis length that a compiled program has, beside those of the model.
 
@@ -72,8 +83,16 @@ class Geometry:
         return self.chunk_tokens * self.prefill_rows[-1]
 
 
-def plan_geometry(ask: EngineConfig, model: ModelConfig, device: Device) -> Geometry:
+def plan_geometry(
+    ask: EngineConfig,
+    model: ModelConfig,
+    device: Device,
+    packed: PackedShare = NOTHING_PACKED,
+) -> Geometry:
     """Decides the geometry.
+
+    Args:
+        packed: the matrices that are not kept as floats.
 
     Raises:
         ConfigError: settings that contradict each other or the model.
@@ -88,7 +107,7 @@ def plan_geometry(ask: EngineConfig, model: ModelConfig, device: Device) -> Geom
     rows = _prefill_rows(ask, chunk)
     needs = tuple(pages_needed(max_len, page, window, chunk * rows[-1]) for window in windows)
     groups = tuple(windows.index(window) for window in model.windows)
-    budget = _pool_budget(ask, device, weights_bytes(model, weight))
+    budget = _pool_budget(ask, device, weights_bytes(model, weight, packed))
     page_bytes = _group_page_bytes(model, page, kv)
     if device.platform == "cpu":
         budget = min(budget, max(CPU_POOL_BYTES, _request_bytes(needs, page_bytes)))
@@ -125,12 +144,15 @@ def pages_needed(tokens: int, page_tokens: int, window: int, step_tokens: int) -
     return min(full, -(-(window + step_tokens) // page_tokens) + 1)
 
 
-def weights_bytes(model: ModelConfig, weight_dtype: str) -> int:
+def weights_bytes(
+    model: ModelConfig, weight_dtype: str, packed: PackedShare = NOTHING_PACKED
+) -> int:
     """Bytes of the matrices and embeddings (norms and biases are too small to matter here)."""
     attention = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim * model.hidden_size
     mlp = 3 * model.mlp_size * model.hidden_size
     outer = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
-    return (model.num_layers * (attention + mlp) + outer) * DTYPE_BYTES[weight_dtype]
+    floats = model.num_layers * (attention + mlp) + outer - packed.num_elements
+    return floats * DTYPE_BYTES[weight_dtype] + packed.num_bytes
 
 
 def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:

@@ -13,11 +13,19 @@ from typing import Any
 import jax
 
 from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from jaxinfer.checkpoint.leaf_match import match_leaves
 from jaxinfer.checkpoint.load import abstract_params, load_params
+from jaxinfer.checkpoint.storage import Storage, decide_storage
 from jaxinfer.config.engine_config import EngineConfig
-from jaxinfer.config.geometry import Device, Geometry, cache_bytes, plan_geometry
+from jaxinfer.config.geometry import (
+    NOTHING_PACKED,
+    Device,
+    Geometry,
+    PackedShare,
+    cache_bytes,
+    plan_geometry,
+)
 from jaxinfer.config.model_config import ModelConfig
+from jaxinfer.config.quantization import quantization_from
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.engine.arguments import default_params
 from jaxinfer.engine.engine import Engine
@@ -73,22 +81,24 @@ def build_engine(
     use_compilation_cache(_cache_folder(ask.compilation_cache_dir))
     checkpoint = open_checkpoint(model, show_progress=show_progress)
     device = find_device()
-    geometry = decide_geometry(ask, checkpoint.config, device)
+    storage = storage_for(ask, checkpoint, device)  # all tensors are matched before compiling
+    geometry = decide_geometry(ask, checkpoint.config, device, storage.share)
     text = _tokenizer(checkpoint, tokenizer)
     defaults = default_params(checkpoint.generation_config, wanted=ask.use_generation_config)
-    leaves = jax.tree.leaves(checkpoint.architecture.leaves(checkpoint.config))
-    match_leaves(leaves, checkpoint.config, checkpoint.tensors, checkpoint.kind)  # before compiling
-    shapes = abstract_params(checkpoint.config, checkpoint.architecture, geometry.weight_dtype)
+    shapes = abstract_params(
+        checkpoint.config, checkpoint.architecture, geometry.weight_dtype, storage.packed
+    )
     _check_room(_num_bytes(shapes), cache_bytes(checkpoint.config, geometry), device)
     with counted_compiles(compiles):
         programs = compile_programs(
             shapes, checkpoint.config, geometry, show_progress=show_progress
         )
     memory = _memory_plan(shapes, programs, checkpoint, geometry, device)
+    _log.info("weights = %r: %s", storage.form, storage.reason)
     _report(geometry, memory)
     timeline = open_timeline(ask.trace)
     try:
-        runner, metrics = _load(checkpoint, programs, geometry, show_progress)
+        runner, metrics = _load(checkpoint, storage, programs, geometry, show_progress)
     except BaseException:
         timeline.close()
         raise
@@ -130,11 +140,19 @@ def _report(geometry: Geometry, memory: MemoryPlan) -> None:
 
 
 def _load(
-    checkpoint: Checkpoint, programs: Programs, geometry: Geometry, show_progress: bool
+    checkpoint: Checkpoint,
+    storage: Storage,
+    programs: Programs,
+    geometry: Geometry,
+    show_progress: bool,
 ) -> tuple[Runner, EngineMetrics]:
     start = time.perf_counter()
     params = load_params(
-        checkpoint, weight_dtype=geometry.weight_dtype, show_progress=show_progress
+        checkpoint,
+        weight_dtype=geometry.weight_dtype,
+        keep_packed=storage.form == "packed",
+        sources=storage.sources,
+        show_progress=show_progress,
     )
     metrics = EngineMetrics(
         model_load_seconds=time.perf_counter() - start, num_programs=len(programs.named())
@@ -146,13 +164,32 @@ def _load(
         raise
 
 
-def decide_geometry(ask: EngineConfig, model: ModelConfig, device: Device) -> Geometry:
+def storage_for(ask: EngineConfig, checkpoint: Checkpoint, device: Device) -> Storage:
+    """How the parameters are kept on `device`.
+
+    Raises:
+        CheckpointError, UnsupportedError: as `decide_storage`.
+    """
+    return decide_storage(
+        checkpoint,
+        weights=ask.weights,
+        quantization=quantization_from(ask.quantization),
+        platform=device.platform,
+    )
+
+
+def decide_geometry(
+    ask: EngineConfig,
+    model: ModelConfig,
+    device: Device,
+    packed: PackedShare = NOTHING_PACKED,
+) -> Geometry:
     """The geometry with every "auto" resolved, kernels included.
 
     Raises:
         ConfigError, CapacityError: as `plan_geometry`.
     """
-    planned = plan_geometry(ask, model, device)
+    planned = plan_geometry(ask, model, device, packed)
     return replace(planned, attention_kernel=resolve_implementation(planned.attention_kernel))
 
 

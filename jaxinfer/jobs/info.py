@@ -16,13 +16,13 @@ from jaxinfer.config.geometry import (
     Geometry,
     cache_bytes,
     kv_token_bytes,
-    weights_bytes,
 )
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import CapacityError, CheckpointError, UnsupportedError
 
 if TYPE_CHECKING:
     from jaxinfer.checkpoint.checkpoint import Checkpoint
+    from jaxinfer.checkpoint.storage import Storage
 
 Section = dict[str, Any]
 
@@ -50,13 +50,16 @@ def describe_model(model: str, **engine_options: Any) -> ModelInfo:
     """
     ask = engine_config(**engine_options)
     from jaxinfer.checkpoint.checkpoint import open_checkpoint
-    from jaxinfer.engine.build import decide_geometry, find_device
+    from jaxinfer.engine.build import decide_geometry, find_device, storage_for
 
     checkpoint = open_checkpoint(model)
     device, plan, obstacle = find_device(), {}, None
     try:
-        match_tensors(checkpoint)
-        plan = describe_plan(checkpoint.config, decide_geometry(ask, checkpoint.config, device))
+        storage = storage_for(ask, checkpoint, device)
+        geometry = decide_geometry(ask, checkpoint.config, device, storage.share)
+        plan = describe_plan(checkpoint.config, geometry) | describe_weights(
+            checkpoint, storage, geometry
+        )
     except (CapacityError, CheckpointError, UnsupportedError) as error:
         obstacle = str(error)
     return ModelInfo(
@@ -65,20 +68,6 @@ def describe_model(model: str, **engine_options: Any) -> ModelInfo:
         plan=describe_device(device) | plan,
         obstacle=obstacle,
     )
-
-
-def match_tensors(checkpoint: "Checkpoint") -> None:
-    """Checks, as an engine's start does, that the tensors fill the model exactly.
-
-    Raises:
-        CheckpointError, UnsupportedError: as `match_leaves`.
-    """
-    import jax
-
-    from jaxinfer.checkpoint.leaf_match import match_leaves
-
-    leaves = jax.tree.leaves(checkpoint.architecture.leaves(checkpoint.config))
-    match_leaves(leaves, checkpoint.config, checkpoint.tensors, checkpoint.kind)
 
 
 def describe_checkpoint(checkpoint: "Checkpoint") -> Section:
@@ -127,7 +116,6 @@ def describe_plan(config: ModelConfig, geometry: Geometry) -> Section:
         "activation_dtype": geometry.activation_dtype,
         "kv_dtype": geometry.kv_dtype,
         "attention": geometry.attention_kernel,
-        "weight_bytes": weights_bytes(config, geometry.weight_dtype),
         "kv_bytes_a_token": token,
         "kv_cache_bytes": cache_bytes(config, geometry),
         "max_model_len": geometry.max_model_len,
@@ -140,6 +128,22 @@ def describe_plan(config: ModelConfig, geometry: Geometry) -> Section:
         "prefill_chunk_tokens": geometry.chunk_tokens,
         "prefill_rows": ", ".join(map(str, geometry.prefill_rows)),
         "decode_widths": ", ".join(map(str, geometry.decode_widths)),
+    }
+
+
+def describe_weights(checkpoint: "Checkpoint", storage: "Storage", geometry: Geometry) -> Section:
+    """In which form the weights would run, why, and their bytes."""
+    import jax
+
+    from jaxinfer.checkpoint.load import abstract_params
+
+    shapes = abstract_params(
+        checkpoint.config, checkpoint.architecture, geometry.weight_dtype, storage.packed
+    )
+    return {
+        "weights": f"{storage.form}: {storage.reason}",
+        "packed_matrices": len(storage.packed),
+        "weight_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes)),
     }
 
 

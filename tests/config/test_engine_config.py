@@ -131,17 +131,12 @@ def test_an_unknown_name_like_no_other_lists_them_all() -> None:
     assert all(name in str(e.value) for name in EngineConfig.__slots__)
 
 
-@pytest.mark.parametrize("name", ["quantization", "speculative_config", "weights", "enable_lora"])
+@pytest.mark.parametrize("name", ["speculative_config", "enable_lora"])
 def test_what_is_not_built_yet_is_refused_by_name(name: str) -> None:
     with pytest.raises(
         UnsupportedError, match=f"{name}='x' asks for .*not built yet; leave {name} out"
     ):
         engine_config(**{name: "x"})
-
-
-def test_packed_weights_are_not_built_yet() -> None:
-    with pytest.raises(UnsupportedError, match="weights='packed' asks for packed weights"):
-        engine_config(weights="packed")
 
 
 @pytest.mark.parametrize("value", ["mosaic", "triton"])
@@ -153,8 +148,7 @@ def test_a_kernel_that_is_not_built_yet_is_refused_by_name(value: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("quantization", None), ("speculative_config", None), ("enable_lora", False)),
-        *(("weights", value) for value in (None, "auto", "dequantized")),
+        *(("speculative_config", None), ("enable_lora", False)),
     ],
 )
 def test_a_planned_option_that_asks_for_nothing_is_taken(name: str, value: Any) -> None:

@@ -17,18 +17,22 @@ from jaxinfer.config.geometry import Device, plan_geometry
 from jaxinfer.models.transformer import TokenRows, logits
 from jaxinfer.runner.compile import ProgramSource, compile_program
 
-Logits = Callable[[Path, list[int]], np.ndarray]
+Logits = Callable[..., np.ndarray]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def forward_logits() -> Logits:
-    """(checkpoint, ids) → [T, V], all ids in one row of 64 tokens, everything in float32."""
+    """(checkpoint, ids, keep_packed=False) → [T, V], all ids in one row of 64 tokens, everything
+    in float32. Checkpoints of one shape share a program."""
+    programs: dict[Any, Any] = {}
 
-    def run(path: Path, ids: list[int]) -> np.ndarray:
+    def run(path: Path, ids: list[int], *, keep_packed: bool = False) -> np.ndarray:
         checkpoint = open_checkpoint(path, show_progress=False)
         config, device = checkpoint.config, Device(platform="cpu", free_bytes=1 << 30)
         geometry = plan_geometry(engine_config(dtype="float32", max_num_seqs=2), config, device)
-        params = load_params(checkpoint, weight_dtype="float32", show_progress=False)
+        params = load_params(
+            checkpoint, weight_dtype="float32", keep_packed=keep_packed, show_progress=False
+        )
         groups = len(geometry.group_windows)
         tables = np.zeros((groups, 1, geometry.pages_per_row), np.int32)
         tables[:, 0, 0] = 1
@@ -46,7 +50,10 @@ def forward_logits() -> Logits:
             return logits(params, hidden[0], config)
 
         arguments = (params, init_cache(config, geometry), rows)
-        program = compile_program(ProgramSource(function=step, arguments=arguments))
-        return np.asarray(program(*arguments))[: len(ids)]
+        shapes = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), arguments)
+        key = config, str(shapes), jax.tree.structure(arguments)
+        if key not in programs:
+            programs[key] = compile_program(ProgramSource(function=step, arguments=arguments))
+        return np.asarray(programs[key](*arguments))[: len(ids)]
 
     return run

@@ -1,0 +1,74 @@
+"""JOINT. How the parameters of an engine are kept: what fills each leaf, and what stays packed.
+
+Puts together what the checkpoint stores, what was asked (`quantization`, `weights`) and where it
+runs; reads no weights. `load` does as it says.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxinfer.checkpoint.checkpoint import Checkpoint, find_sources
+from jaxinfer.checkpoint.leaf_source import LeafSource, PackedForm
+from jaxinfer.checkpoint.load import packed_forms
+from jaxinfer.checkpoint.round_to_nearest import RoundedMatrix
+from jaxinfer.config.geometry import PackedShare
+from jaxinfer.config.quantization import Quantization, choose_weight_form
+from jaxinfer.models.spec import Leaf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """sources: what fills each leaf. packed: the leaves that stay packed, and how. form: "packed"
+    or "dequantized", of all that could be either; reason: why."""
+
+    sources: Mapping[Leaf, LeafSource]
+    packed: Mapping[Leaf, PackedForm]
+    form: str
+    reason: str
+
+    @property
+    def share(self) -> PackedShare:
+        """Elements of the matrices that stay packed, and their bytes."""
+        forms = self.packed.values()
+        return PackedShare(
+            num_elements=sum(math.prod(form.shape) for form in forms),
+            num_bytes=sum(form.num_bytes for form in forms),
+        )
+
+
+def decide_storage(
+    checkpoint: Checkpoint, *, weights: str, quantization: Quantization | None, platform: str
+) -> Storage:
+    """How an engine on `platform` keeps the checkpoint's parameters.
+
+    Args:
+        weights: "auto", "packed" or "dequantized".
+        quantization: rounds matrices at load, also those that the checkpoint stores rounded.
+
+    Raises:
+        CheckpointError, UnsupportedError: as `find_sources`.
+    """
+    sources = find_sources(checkpoint)
+    if quantization is not None:
+        layers = checkpoint.config.num_layers
+        sources = {
+            leaf: _rounded(leaf, source, quantization, layers) for leaf, source in sources.items()
+        }
+    forms = packed_forms(sources)
+    form, reason = choose_weight_form(weights, platform, len(forms))
+    return Storage(
+        sources=sources, packed=forms if form == "packed" else {}, form=form, reason=reason
+    )
+
+
+def _rounded(
+    leaf: Leaf, source: LeafSource, quantization: Quantization, num_layers: int
+) -> LeafSource:
+    if leaf.role != "matrix" or len(leaf.shape) != 2:
+        return source
+    method = quantization.method_of(leaf.hf.removesuffix(".weight"), num_layers)
+    if method == "float":
+        return source
+    group = quantization.group_of(method, leaf.shape[1])
+    return RoundedMatrix(source, method, group)  # type: ignore[arg-type]  # checked there

@@ -1,0 +1,112 @@
+"""How parameters are kept: by what was asked, where it runs and what the checkpoint holds."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer.checkpoint.checkpoint import open_checkpoint
+from jaxinfer.checkpoint.load import abstract_params, load_params
+from jaxinfer.checkpoint.storage import Storage, decide_storage
+from jaxinfer.config.geometry import PackedShare, weights_bytes
+from jaxinfer.config.quantization import quantization_from
+from jaxinfer.layers.weights import QuantWeight
+from tests.support.tiny_models import write_tiny, write_tiny_gguf
+
+DEEP: dict[str, Any] = {"num_hidden_layers": 4}
+
+
+def storage(model: Path, platform: str = "cpu", **asked: Any) -> tuple[Any, Storage]:
+    checkpoint = open_checkpoint(model, show_progress=False)
+    quantization = quantization_from(asked.get("quantization"))
+    return checkpoint, decide_storage(
+        checkpoint,
+        weights=asked.get("weights", "auto"),
+        quantization=quantization,
+        platform=platform,
+    )
+
+
+def params_of(checkpoint: Any, kept: Storage) -> Any:
+    return load_params(
+        checkpoint,
+        weight_dtype="float32",
+        keep_packed=kept.form == "packed",
+        sources=kept.sources,
+        show_progress=False,
+    )
+
+
+@pytest.mark.parametrize(("platform", "form"), [("cpu", "dequantized"), ("gpu", "packed")])
+def test_auto(tmp_path: Path, platform: str, form: str) -> None:
+    _, kept = storage(write_tiny_gguf(tmp_path / "m.gguf", types={"ffn": "Q4_0"}), platform)
+    assert kept.form == form
+    assert len(kept.packed) == (6 if form == "packed" else 0)
+    assert (kept.share == PackedShare()) == (form == "dequantized")
+
+
+@pytest.mark.parametrize("method", ["int8", "int4", "fp8"])
+def test_rounded_at_load(tmp_path: Path, method: str) -> None:
+    """Layers in the middle are packed; ends, embedding, head and norms are the file's."""
+    folder = write_tiny(tmp_path, **DEEP)
+    checkpoint, kept = storage(folder, weights="packed", quantization=method)
+    assert len(kept.packed) == 2 * 7
+    params = params_of(checkpoint, kept)
+    plain = load_params(checkpoint, weight_dtype="float32", show_progress=False)
+    for number, layer in enumerate(params["layers"]):
+        for name in ("q", "k", "v", "o", "gate", "up", "down"):
+            is_packed = isinstance(layer[name].value, QuantWeight)
+            assert is_packed == (number in (1, 2))
+            if not is_packed:
+                original = plain["layers"][number][name].value
+                np.testing.assert_array_equal(np.asarray(layer[name].value), np.asarray(original))
+    assert params["head"].value.dtype == params["embedding"].dtype == jnp.float32
+    codes = params["layers"][1]["up"].value.codes
+    assert codes.dtype == {"int8": jnp.int8, "int4": jnp.uint8}.get(method, jnp.float8_e4m3fn)
+
+
+def test_rounded_and_decoded_is_near_the_file(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path, **DEEP)
+    checkpoint, kept = storage(folder, quantization="int8")
+    assert kept.form == "dequantized"
+    params = params_of(checkpoint, kept)
+    plain = load_params(checkpoint, weight_dtype="float32", show_progress=False)
+    for one, other in zip(jax.tree.leaves(params), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), atol=0.005)
+    middle = [tree["layers"][1]["up"].value for tree in (params, plain)]
+    assert np.any(np.asarray(middle[0]) != np.asarray(middle[1]))
+
+
+def test_settings_of_single_layers(tmp_path: Path) -> None:
+    asked = {
+        "method": "int4",
+        "group_size": 16,
+        "float_ends": 0,
+        "overrides": {r"model\.layers\.0\..*": "float", r".*v_proj": "int8"},
+    }
+    checkpoint, kept = storage(write_tiny(tmp_path), weights="packed", quantization=asked)
+    layers = params_of(checkpoint, kept)["layers"]
+    assert layers[0]["v"].value.dtype == jnp.float32
+    assert (layers[1]["v"].value.bits, layers[1]["v"].value.group) == (8, 16)
+    assert (layers[1]["up"].value.bits, layers[1]["up"].value.group) == (4, 16)
+
+
+def test_a_rounded_checkpoint_may_be_rounded_again(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", types={"blk": "Q8_0"}, **DEEP)
+    checkpoint, kept = storage(path, weights="packed", quantization="int4")
+    params = params_of(checkpoint, kept)
+    assert [layer["up"].value.bits for layer in params["layers"]] == [8, 4, 4, 8]
+
+
+def test_bytes_are_planned_with_what_is_packed(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path, **DEEP)
+    checkpoint, kept = storage(folder, weights="packed", quantization="int4")
+    config = checkpoint.config
+    shapes = abstract_params(config, checkpoint.architecture, "bfloat16", kept.packed)
+    norms = (2 * 4 + 1) * 64 * 4
+    exact = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes)) - norms
+    assert weights_bytes(config, "bfloat16", kept.share) == exact
+    assert exact < 0.75 * weights_bytes(config, "bfloat16")

@@ -1,0 +1,47 @@
+"""Logits of quantized checkpoints against their libraries in float32, packed and decoded."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.qwen2_as_llama import as_llama
+from tests.support.tolerances import LOGITS
+
+DATA = Path(__file__).parents[1] / "data"
+FOLDERS = sorted(path.parent for path in DATA.glob("quant/*/model.safetensors"))
+PACKABLE = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
+GGUF = sorted(
+    path.parent for path in DATA.glob("quant/*/model.gguf") if path.parent.name.endswith(PACKABLE)
+)
+# Where the library itself rounds decoded weights, the file holds logits of the plain formula too.
+UNROUNDED = "fp32numpy_"
+
+PERMUTED = ("gptq_w4_g32_descact",)
+
+
+def test_the_data_is_there() -> None:
+    assert len(FOLDERS) == 16
+    assert len(GGUF) == 11
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, *GGUF], ids=lambda path: path.name)
+def test_packed_and_decoded_weights_give_the_library_s_logits(
+    folder: Path, forward_logits: Any, tmp_path: Path
+) -> None:
+    """Both forms, bit for bit the same in float32 unless columns are added in another order."""
+    expected = np.load(folder / "expected.npz")
+    model = folder / "model.gguf" if folder in GGUF else as_llama(folder, tmp_path)
+    prefix = UNROUNDED if f"{UNROUNDED}logits0" in expected else ""
+    for prompt in (0, 1):
+        ids = expected[f"ids{prompt}"].tolist()
+        packed = forward_logits(model, ids, keep_packed=True)
+        np.testing.assert_allclose(
+            packed, expected[f"{prefix}logits{prompt}"], rtol=0, atol=LOGITS["float32"]
+        )
+        decoded = forward_logits(model, ids)
+        if folder.name in PERMUTED:
+            np.testing.assert_allclose(packed, decoded, rtol=0, atol=LOGITS["float32"])
+        else:
+            np.testing.assert_array_equal(packed, decoded)
