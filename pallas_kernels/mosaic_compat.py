@@ -25,7 +25,6 @@ from jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call import (
 )
 
 HAS_REF_LOADS = hasattr(plgpu, "store")  # jax 0.12: `load` takes a ref without indices
-ELEMENT_BYTES = 2  # of bfloat16, what the tensor cores read here
 SWIZZLE_BYTES = 128  # the widest pattern that spreads a tile's rows over the memory banks
 
 
@@ -48,18 +47,26 @@ def clean_simulator() -> Iterator[None]:
         raise
 
 
-def tile_transforms() -> tuple[Any, Any]:
-    """How a [rows, columns] bfloat16 block lies in shared memory for copies and for wgmma.
+def tile_transforms(dtype: Any = jnp.bfloat16) -> tuple[Any, Any]:
+    """How a [rows, columns] block lies in shared memory for copies and for wgmma.
 
-    Rows must be a multiple of 8, columns of 64.
+    Rows must be a multiple of 8, a row's bytes of 128.
     """
-    columns = SWIZZLE_BYTES // ELEMENT_BYTES
+    columns = SWIZZLE_BYTES // jnp.dtype(dtype).itemsize
     return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(SWIZZLE_BYTES)
 
 
 def tiled_smem(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
     """Shared memory for blocks that `tile_transforms` describes."""
-    return plgpu.SMEM(shape, dtype, transforms=tile_transforms())
+    return plgpu.SMEM(shape, dtype, transforms=tile_transforms(dtype))
+
+
+def shared_union(*groups: Any, interpret: bool) -> Any:
+    """Groups of shared memory that are never alive together, in one place.
+
+    The simulator has no unions before jax 0.12: there each group gets its own memory.
+    """
+    return list(groups) if interpret else plgpu.RefUnion(*groups)
 
 
 def full(shape: tuple[int, ...], value: float, layout: Any, interpret: bool) -> jax.Array:
@@ -109,14 +116,3 @@ def add_matmul(total: jax.Array, a: jax.Array, b: Any, interpret: bool) -> jax.A
         plgpu.wgmma(accumulator, a, b)
 
     return pl.run_state(product)(plgpu.WGMMAAccumulatorRef.init(total))  # type: ignore
-
-
-def shared_memory_bytes(*blocks: tuple[tuple[int, ...], Any]) -> int:
-    """Bytes of the given (shape, dtype) blocks, to compare with what a GPU has."""
-    total = 0
-    for shape, dtype in blocks:
-        size = jnp.dtype(dtype).itemsize
-        for length in shape:
-            size *= length
-        total += size
-    return total
