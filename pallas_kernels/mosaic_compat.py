@@ -6,7 +6,7 @@ layouts (it has none), wgmma with a transposed operand, with one from registers 
 accumulator. Knows no op.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,10 @@ from jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call import (
 
 HAS_REF_LOADS = hasattr(plgpu, "store")  # jax 0.12: `load` takes a ref without indices
 SWIZZLE_BYTES = 128  # the widest pattern that spreads a tile's rows over the memory banks
+
+
+def _nothing() -> None:
+    """What a product does meanwhile, where there is nothing to do."""
 
 
 def simulation(interpret: bool, *, detect_races: bool = False) -> Any:
@@ -91,28 +95,47 @@ def load(ref: Any, layout: Any, interpret: bool) -> jax.Array:
     return plgpu.load(ref, (), layout=layout)
 
 
-def matmul_transposed(a: Any, b: Any, interpret: bool) -> jax.Array:
-    """a @ bᵀ in float32, both refs in shared memory: [M, D] and [N, D] → [M, N] as WGMMA."""
+def matmul_transposed(
+    a: Any, b: Any, interpret: bool, *, meanwhile: Callable[[], None] = _nothing
+) -> jax.Array:
+    """a @ bᵀ in float32, both refs in shared memory: [M, D] and [N, D] → [M, N] as WGMMA.
+
+    `meanwhile` runs while the tensor cores work.
+    """
     if interpret:
+        meanwhile()
         return lax.dot_general(
             a[...], b[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
         )
 
     def product(accumulator: Any) -> jax.Array:
         plgpu.wgmma(accumulator, a, b.transpose((1, 0)))
+        meanwhile()
         return accumulator[...]
 
     return pl.run_scoped(product, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[0]), jnp.float32))
 
 
-def add_matmul(total: jax.Array, a: jax.Array, b: Any, interpret: bool) -> jax.Array:
-    """total + a @ b in float32: a [M, N] in registers, b [N, D] a ref in shared memory."""
+def add_matmul(
+    total: jax.Array,
+    a: jax.Array,
+    b: Any,
+    interpret: bool,
+    *,
+    meanwhile: Callable[[], None] = _nothing,
+) -> jax.Array:
+    """total + a @ b in float32: a [M, N] in registers, b [N, D] a ref in shared memory.
+
+    `meanwhile` runs while the tensor cores work.
+    """
     if interpret:
+        meanwhile()
         return total + lax.dot_general(
             a, b[...], (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
         )
 
     def product(accumulator: Any) -> None:
         plgpu.wgmma(accumulator, a, b)
+        meanwhile()
 
     return pl.run_state(product)(plgpu.WGMMAAccumulatorRef.init(total))  # type: ignore

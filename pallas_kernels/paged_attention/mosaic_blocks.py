@@ -103,9 +103,11 @@ def last_page_of(end: Any, shape: BlockShape) -> Any:
     return lax.div(end - 1, jnp.int32(shape.page_tokens))
 
 
-def block_scores(q_smem: Any, k_smem: Any, shape: BlockShape) -> jax.Array:
+def block_scores(
+    q_smem: Any, k_smem: Any, shape: BlockShape, meanwhile: Callable[[], None] = lambda: None
+) -> jax.Array:
     """Scaled and capped scores of a block in units of log2(e): [rows, keys] f32."""
-    scores = matmul_transposed(q_smem, k_smem, shape.interpret)
+    scores = matmul_transposed(q_smem, k_smem, shape.interpret, meanwhile=meanwhile)
     if not shape.softcap:
         return scores * jnp.float32(shape.scale * LOG2_E)
     # tanh(x) = 1 - 2 / (1 + exp(2x)); the hardware's own approximation is too coarse here.
@@ -145,19 +147,26 @@ def add_block(
     return Softmax(weighted=weighted, peak=peak, total=total)
 
 
-def erase_past_end(v_smem: Any, first_key: Any, end: Any, shape: BlockShape) -> None:
-    """Zeros in place of the values from position `end` on, where a page holds anything, also NaN.
+def erase_unseen(v_smem: Any, first_key: Any, start: Any, end: Any, shape: BlockShape) -> None:
+    """Zeros in place of values that no query from `start` on sees: they may be anything, also NaN.
 
-    A weight of 0 would not do: 0 · NaN is NaN.
+    From position `end` on nothing is there; behind the window of the first query a page may be
+    given up. A weight of 0 would not do: 0 · NaN is NaN.
     """
+    has_unseen = first_key + shape.block_keys > end
+    if shape.window:
+        has_unseen |= first_key <= start - shape.window
 
-    @pl.when(first_key + shape.block_keys > end)
+    @pl.when(has_unseen)
     def _erase() -> None:
         for first in range(0, shape.block_keys, BLOCK_ROWS):
             part = v_smem.at[pl.ds(first, BLOCK_ROWS)]
             values = load(part, WGMMA, shape.interpret)
             positions = iota(values.shape, 0, WGMMA, shape.interpret) + (first_key + first)
-            part[...] = jnp.where(positions < end, values, jnp.bfloat16(0))
+            held = positions < end
+            if shape.window:
+                held &= positions > start - shape.window
+            part[...] = jnp.where(held, values, jnp.bfloat16(0))
         plgpu.commit_smem()
 
 

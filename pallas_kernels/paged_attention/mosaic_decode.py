@@ -22,7 +22,7 @@ from pallas_kernels.paged_attention.mosaic_blocks import (
     block_range,
     block_scores,
     empty_softmax,
-    erase_past_end,
+    erase_unseen,
     fetch_block,
     last_page_of,
     masked_scores,
@@ -92,17 +92,17 @@ def _decode_call(
     num_queries, group = tokens
     split, num_splits = splits
     num_rows, num_kv_heads, rows, head_dim = rows_shape
+    num_groups = head_dim // shape.columns
     if num_splits == 1:
         out_type: Any = jax.ShapeDtypeStruct(rows_shape, jnp.bfloat16)
-        results = [tiled_smem(BLOCK_ROWS, head_dim)]
+        results = [tiled_smem(num_groups, BLOCK_ROWS, shape.columns)]
     else:
         parts = (num_rows, num_kv_heads, num_splits, rows)
         stats = jax.ShapeDtypeStruct(parts, jnp.float32)
         out_type = (jax.ShapeDtypeStruct((*parts, head_dim), jnp.float32), stats, stats)
-        results = [tiled_smem(BLOCK_ROWS, head_dim, dtype=jnp.float32)]
+        results = [tiled_smem(num_groups, BLOCK_ROWS, shape.columns, dtype=jnp.float32)]
         results += [plgpu.SMEM((BLOCK_ROWS,), jnp.float32)] * 2
     pipeline = tiled_smem(tiles.stages, tiles.block_keys, head_dim)
-    num_groups = head_dim // shape.columns
     ready = plgpu.Barrier(num_arrivals=shape.copies, num_barriers=tiles.stages)
     is_read = plgpu.Barrier(num_arrivals=num_groups, num_barriers=tiles.stages)
     all_done = plgpu.Barrier(num_arrivals=num_groups)
@@ -179,7 +179,7 @@ def _decode_kernel(
 
         def wait() -> None:
             plgpu.barrier_wait(v_ready.at[buffer])
-            erase_past_end(values_smem, block * keys, end, shape)
+            erase_unseen(values_smem, block * keys, start, end, shape)
 
         softmax = add_block(softmax, scores, values_smem, wait, shape)
 
@@ -200,13 +200,14 @@ def _decode_kernel(
         if num_groups > 1:  # the results take the place of blocks that the others may still read
             plgpu.barrier_arrive(all_done)
             plgpu.barrier_wait(all_done)
-        results_smem[0][:, columns] = values[0].astype(results_smem[0].dtype)
+        out_smem = results_smem[0].at[this_group]
+        out_smem[...] = values[0].astype(out_smem.dtype)
         for smem, value in zip(results_smem[1:], values[1:], strict=True):
             pl.when(this_group == 0)(functools.partial(smem.__setitem__, ..., value))
         plgpu.commit_smem()
         place = (row, head) if num_splits == 1 else (row, head, part)
-        half = results_smem[0].at[pl.ds(0, rows), columns]
-        plgpu.copy_smem_to_gmem(half, outputs[0].at[(*place, slice(None), columns)])
+        out = outputs[0].at[(*place, slice(None), columns)]
+        plgpu.copy_smem_to_gmem(out_smem.at[pl.ds(0, rows)], out)
         for smem, out in zip(results_smem[1:], outputs[1:], strict=True):
             copy = functools.partial(
                 plgpu.copy_smem_to_gmem, smem.at[pl.ds(0, rows)], out.at[place]

@@ -67,9 +67,12 @@ class PrefillTiles:
         _check_pipeline(self.block_keys, self.stages)
 
     def shared_bytes(self, head_dim: int) -> int:
-        """Shared memory of one block: the query rows of two warpgroups and the pipeline."""
-        rows = 2 * BLOCK_ROWS * head_dim * 2
-        return rows + _pipeline_bytes(self.block_keys, self.stages, head_dim)
+        """Shared memory of one block: query rows, the pipeline, and the output of two warpgroups.
+        Barriers (a few dozen bytes) are left out."""
+        columns = min(head_dim, MAX_COLUMNS)
+        rows = 2 * columns // head_dim * BLOCK_ROWS * head_dim * 2
+        out = 2 * BLOCK_ROWS * columns * 2
+        return rows + _pipeline_bytes(self.block_keys, self.stages, head_dim) + out
 
 
 def decode_tiles(head_dim: int) -> DecodeTiles:
@@ -77,9 +80,10 @@ def decode_tiles(head_dim: int) -> DecodeTiles:
     return DecodeTiles(**_defaults()["decode"][str(head_dim)])
 
 
-def prefill_tiles(head_dim: int) -> PrefillTiles:
-    """The default sizes of a prefill step."""
-    return PrefillTiles(**_defaults()["prefill"][str(head_dim)])
+def prefill_tiles(head_dim: int, *, is_plain: bool) -> PrefillTiles:
+    """The default sizes of a prefill step; plain is one without window and softcap."""
+    step = "prefill" if is_plain else "prefill with window or softcap"
+    return PrefillTiles(**_defaults()[step][str(head_dim)])
 
 
 def decode_choices(head_dim: int, shared_bytes: int) -> list[DecodeTiles]:
@@ -93,13 +97,14 @@ def decode_choices(head_dim: int, shared_bytes: int) -> list[DecodeTiles]:
     return [one for one in choices if one.shared_bytes(head_dim) <= shared_bytes]
 
 
-def prefill_choices(head_dim: int, shared_bytes: int) -> list[PrefillTiles]:
+def prefill_choices(head_dim: int, shared_bytes: int, *, is_plain: bool) -> list[PrefillTiles]:
     """Every choice worth a measurement that fits into the shared memory of a block."""
     choices = [
         PrefillTiles(block_keys=keys, stages=stages)
         for keys in (64, 128)
-        for stages in (2, 3)
-        if not (keys == 128 and head_dim > 128)
+        for stages in (2, 3, 4)
+        # The registers of a warpgroup: masks of windows and softcaps take some.
+        if keys == 64 or head_dim < 128 or (head_dim == 128 and is_plain)
     ]
     return [one for one in choices if one.shared_bytes(head_dim) <= shared_bytes]
 
