@@ -1,28 +1,97 @@
 """Chooses an implementation of an op.
 
-The choice is by predicate, never by catching an exception. Knows nothing of what an op computes.
+The choice is by predicate, never by catching an exception: an implementation says in one line why
+it cannot serve a call. Knows nothing of what an op computes.
 """
 
+import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 Implementations = Mapping[str, Callable[..., Any]]
+Shapes = Mapping[str, tuple[int, ...]]
+Dtypes = Mapping[str, Any]
 
 
-def resolve(op: str, implementations: Implementations, wanted: str) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """Where a program will run, which need not be where it is compiled.
+
+    kind: "cpu" or "gpu". compute_capability: of an NVIDIA GPU, as (9, 0) for Hopper.
+    """
+
+    kind: str
+    compute_capability: tuple[int, int] = (0, 0)
+
+
+WhyNot = Callable[[Shapes, Dtypes, Platform], str | None]
+
+
+@functools.cache
+def current_platform() -> Platform:
+    """The platform of this process's first device."""
+    device = jax.devices()[0]
+    if device.platform != "gpu":
+        return Platform(kind=device.platform)
+    version = str(getattr(device, "compute_capability", "0.0")).split(".")
+    return Platform(kind="gpu", compute_capability=(int(version[0]), int(version[1])))
+
+
+def resolve(
+    op: str,
+    implementations: Implementations,
+    wanted: str,
+    why_not: Mapping[str, Callable[[], str | None]] | None = None,
+) -> str:
     """The name of the implementation to use for `wanted`, where "auto" leaves the choice.
+
+    Args:
+        op: its name, for messages.
+        implementations: by name; "reference" serves every call.
+        wanted: a name or "auto".
+        why_not: in order of preference, implementations that "auto" may choose, each with the
+            predicate that says why it cannot serve this call, or None.
 
     Raises:
         ValueError: a name that the op does not have.
     """
-    name = "reference" if wanted == "auto" else wanted
-    if name not in implementations:
+    if wanted == "auto":
+        return next((name for name, reason in (why_not or {}).items() if not reason()), "reference")
+    if wanted not in implementations:
         raise ValueError(
             f"{op} has no implementation {wanted!r}; it has: auto, {', '.join(implementations)}"
         )
-    return name
+    return wanted
 
 
-def pick(op: str, implementations: Implementations, wanted: str) -> Callable[..., Any]:
+def pick(
+    op: str,
+    implementations: Implementations,
+    wanted: str,
+    why_not: Mapping[str, Callable[[], str | None]] | None = None,
+) -> Callable[..., Any]:
     """The implementation itself; otherwise as `resolve`."""
-    return implementations[resolve(op, implementations, wanted)]
+    return implementations[resolve(op, implementations, wanted, why_not)]
+
+
+def refuse(op: str, name: str, reason: str | None) -> None:
+    """Raises if there is a reason why the implementation `name` cannot serve a call.
+
+    Raises:
+        ValueError: with the reason and what to use instead.
+    """
+    if reason:
+        raise ValueError(f"{op} cannot use {name!r}: {reason}; use 'auto' or 'reference'")
+
+
+def why_not_hopper(platform: Platform) -> str | None:
+    """Why a kernel written with wgmma and bulk copies cannot run there, or None."""
+    if platform.kind != "gpu":
+        return f"it is for NVIDIA GPUs, this is a {platform.kind}"
+    if platform.compute_capability[0] != 9:
+        found = ".".join(map(str, platform.compute_capability))
+        return f"it needs compute capability 9.x (Hopper), this GPU has {found}"
+    return None

@@ -1,13 +1,37 @@
 """The op `paged_attention`: one signature, the implementation chosen by `dispatch`."""
 
-from typing import Literal
+import functools
+from typing import Any, Literal
 
 import jax
 
 from pallas_kernels import dispatch
+from pallas_kernels.dispatch import Dtypes, Platform, Shapes
 from pallas_kernels.paged_attention import reference
 
-IMPLEMENTATIONS = {"reference": reference.paged_attention}
+Implementation = Literal["auto", "reference", "mosaic", "simulated"]
+
+
+def _mosaic(*arrays: jax.Array, **options: Any) -> jax.Array:
+    # Imported at the first use: a CPU that only runs the reference does not wait for it.
+    from pallas_kernels.paged_attention import mosaic
+
+    return mosaic.paged_attention(*arrays, **options)
+
+
+def _why_not_mosaic(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
+    if reason := dispatch.why_not_hopper(platform):
+        return reason
+    from pallas_kernels.paged_attention import mosaic
+
+    return mosaic.why_not(shapes, dtypes, platform)
+
+
+IMPLEMENTATIONS = {
+    "reference": reference.paged_attention,
+    "mosaic": _mosaic,
+    "simulated": functools.partial(_mosaic, interpret=True),
+}
 
 
 def paged_attention(
@@ -21,23 +45,39 @@ def paged_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
-    implementation: Literal["auto", "reference"] = "auto",
+    implementation: Implementation = "auto",
 ) -> jax.Array:
-    """Causal attention through a page table; see `reference.paged_attention` for shapes."""
-    run = dispatch.pick("paged_attention", IMPLEMENTATIONS, implementation)
-    return run(
-        q,
-        k_pages,
-        v_pages,
-        table,
-        starts,
-        lengths,
-        scale=scale,
-        window=window,
-        softcap=softcap,
+    """Causal attention through a page table; see `reference.paged_attention` for shapes.
+
+    Args:
+        implementation: "auto" is what serves the call best on this process's first device; a
+            program for another device names its own. "simulated" is `mosaic` on a CPU: slow.
+    """
+    arrays = {"q": q, "k_pages": k_pages, "v_pages": v_pages}
+    name = resolve_implementation(
+        implementation,
+        {name: array.shape for name, array in arrays.items()},
+        {name: array.dtype for name, array in arrays.items()},
     )
+    options = {"scale": scale, "window": window, "softcap": softcap}
+    return IMPLEMENTATIONS[name](q, k_pages, v_pages, table, starts, lengths, **options)
 
 
-def resolve_implementation(wanted: str) -> str:
-    """The name of the implementation that `wanted` ("auto" or a name) stands for here."""
-    return dispatch.resolve("paged_attention", IMPLEMENTATIONS, wanted)
+def resolve_implementation(
+    wanted: str,
+    shapes: Shapes | None = None,
+    dtypes: Dtypes | None = None,
+    platform: Platform | None = None,
+) -> str:
+    """The name of the implementation that `wanted` ("auto" or a name) stands for.
+
+    Args:
+        shapes: of q, k_pages and v_pages, by name; without them "auto" is the reference.
+        dtypes: likewise.
+        platform: where the program will run; None for this process's first device.
+    """
+    why_not = {}
+    if wanted == "auto" and shapes is not None and dtypes is not None:
+        where = platform or dispatch.current_platform()
+        why_not["mosaic"] = functools.partial(_why_not_mosaic, shapes, dtypes, where)
+    return dispatch.resolve("paged_attention", IMPLEMENTATIONS, wanted, why_not)

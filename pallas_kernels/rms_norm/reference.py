@@ -26,3 +26,23 @@ def rms_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
     mean_square = folded_sum(rounded(wide * wide)) / jnp.float32(x.shape[-1])
     scale = weight.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + weight.shape)
     return (wide * lax.rsqrt(mean_square + jnp.float32(eps)) * scale).astype(x.dtype)
+
+
+def add_rms_norm(
+    x: jax.Array, addend: jax.Array, weight: jax.Array, *, eps: float
+) -> tuple[jax.Array, jax.Array]:
+    """The sum x + addend, and its norm: what stands between two sublayers.
+
+    Args:
+        x: [..., E] f32 or bf16 – the residual stream.
+        addend: [..., E] of x's dtype – what a sublayer adds to it.
+        weight: [E] f32.
+        eps: added to the mean of squares.
+
+    Returns:
+        [..., E] the sum rounded to x's dtype, and [..., E] the norm of the rounded sum.
+
+    Cost: 5·E FLOPs and 4·E values moved a row.
+    """
+    total = x + addend
+    return total, rms_norm(total, weight, eps=eps)

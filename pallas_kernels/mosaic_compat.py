@@ -1,0 +1,141 @@
+"""One Mosaic GPU for all kernels: jax 0.10.2 to 0.12, compiled or simulated on a CPU.
+
+The only file that may reach into `jax._src`. Every function that takes `interpret` does on the
+device what its name says, and the same arithmetic in plain jax where the simulator lacks the form:
+layouts (it has none), wgmma with a transposed operand, with one from registers or on top of an
+accumulator. Knows no op.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+try:
+    from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # type: ignore
+except ImportError:  # jax 0.10
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+from jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call import (
+    reset_gpu_interpret_mode_state,
+)
+
+HAS_REF_LOADS = hasattr(plgpu, "store")  # jax 0.12: `load` takes a ref without indices
+SWIZZLE_BYTES = 128  # the widest pattern that spreads a tile's rows over the memory banks
+
+
+def _nothing() -> None:
+    """What a product does meanwhile, where there is nothing to do."""
+
+
+def simulation(interpret: bool, *, detect_races: bool = False) -> Any:
+    """The value for `plgpu.kernel(interpret=…)`: None compiles; True simulates on the CPU.
+
+    The simulation starts with NaN in all memory that nothing has written, and raises where a kernel
+    reads past the end of a buffer.
+    """
+    return InterpretGPUParams(detect_races=detect_races) if interpret else None
+
+
+@contextmanager
+def clean_simulator() -> Iterator[None]:
+    """Lets the next simulation start although this one raised: the simulator keeps state."""
+    try:
+        yield
+    except BaseException:
+        reset_gpu_interpret_mode_state()
+        raise
+
+
+def tile_transforms(dtype: Any = jnp.bfloat16) -> tuple[Any, Any]:
+    """How a [rows, columns] block lies in shared memory for copies and for wgmma.
+
+    Rows must be a multiple of 8, a row's bytes of 128.
+    """
+    columns = SWIZZLE_BYTES // jnp.dtype(dtype).itemsize
+    return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(SWIZZLE_BYTES)
+
+
+def tiled_smem(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
+    """Shared memory for blocks that `tile_transforms` describes."""
+    return plgpu.SMEM(shape, dtype, transforms=tile_transforms(dtype))
+
+
+def shared_union(*groups: Any, interpret: bool) -> Any:
+    """Groups of shared memory that are never alive together, in one place.
+
+    The simulator has no unions before jax 0.12: there each group gets its own memory.
+    """
+    return list(groups) if interpret else plgpu.RefUnion(*groups)
+
+
+def full(shape: tuple[int, ...], value: float, layout: Any, interpret: bool) -> jax.Array:
+    """A float32 array of one value in registers of that layout."""
+    filled = jnp.full(shape, value, jnp.float32)
+    return filled if interpret else plgpu.layout_cast(filled, layout)
+
+
+def iota(shape: tuple[int, ...], axis: int, layout: Any, interpret: bool) -> jax.Array:
+    """Indices along `axis`, int32, in registers of that layout."""
+    if interpret:
+        return lax.broadcasted_iota(jnp.int32, shape, axis)
+    return plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=layout)
+
+
+def load(ref: Any, layout: Any, interpret: bool) -> jax.Array:
+    """A ref's content in registers of that layout."""
+    if interpret:
+        return ref[...]
+    if HAS_REF_LOADS:
+        return plgpu.load(ref, layout=layout)  # type: ignore[call-arg]
+    return plgpu.load(ref, (), layout=layout)
+
+
+def matmul_transposed(
+    a: Any, b: Any, interpret: bool, *, meanwhile: Callable[[], None] = _nothing
+) -> jax.Array:
+    """a @ bᵀ in float32, both refs in shared memory: [M, D] and [N, D] → [M, N] as WGMMA.
+
+    `meanwhile` runs while the tensor cores work.
+    """
+    if interpret:
+        meanwhile()
+        return lax.dot_general(
+            a[...], b[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        )
+
+    def product(accumulator: Any) -> jax.Array:
+        plgpu.wgmma(accumulator, a, b.transpose((1, 0)))
+        meanwhile()
+        return accumulator[...]
+
+    return pl.run_scoped(product, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[0]), jnp.float32))
+
+
+def add_matmul(
+    total: jax.Array,
+    a: jax.Array,
+    b: Any,
+    interpret: bool,
+    *,
+    meanwhile: Callable[[], None] = _nothing,
+) -> jax.Array:
+    """total + a @ b in float32: a [M, N] in registers, b [N, D] a ref in shared memory.
+
+    `meanwhile` runs while the tensor cores work.
+    """
+    if interpret:
+        meanwhile()
+        return total + lax.dot_general(
+            a, b[...], (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
+        )
+
+    def product(accumulator: Any) -> None:
+        plgpu.wgmma(accumulator, a, b)
+        meanwhile()
+
+    return pl.run_state(product)(plgpu.WGMMAAccumulatorRef.init(total))  # type: ignore

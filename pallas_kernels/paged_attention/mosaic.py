@@ -1,0 +1,97 @@
+"""`paged_attention` on Mosaic GPU: what it can do, and which of its two kernels does it.
+
+A decode or verify step, whose query rows of a kv head fit in one tile, is bound by bandwidth; a
+prefill step by arithmetic. Knows no engine: pages, table and lengths say everything.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.dispatch import Dtypes, Platform, Shapes, refuse, why_not_hopper
+from pallas_kernels.paged_attention.mosaic_blocks import BlockShape
+from pallas_kernels.paged_attention.mosaic_decode import decode_attention
+from pallas_kernels.paged_attention.mosaic_prefill import prefill_attention
+from pallas_kernels.paged_attention.tiles import (
+    BLOCK_ROWS,
+    HEAD_DIMS,
+    MAX_COLUMNS,
+    DecodeTiles,
+    PrefillTiles,
+    decode_tiles,
+    prefill_tiles,
+)
+
+MIN_PAGE_TOKENS = 8  # rows of one tile in shared memory
+
+
+def why_not(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
+    """Why this implementation cannot serve a call, or None. Names: q, k_pages, v_pages."""
+    return why_not_hopper(platform) or _why_not_arrays(shapes, dtypes)
+
+
+def _why_not_arrays(shapes: Shapes, dtypes: Dtypes) -> str | None:
+    head_dim, page_tokens = shapes["q"][-1], shapes["k_pages"][2]
+    for name in ("q", "k_pages", "v_pages"):
+        if jnp.dtype(dtypes[name]) != jnp.bfloat16:
+            return f"{name} is {jnp.dtype(dtypes[name])}; it takes bfloat16"
+    if head_dim not in HEAD_DIMS:
+        return f"heads have {head_dim} values; it takes {', '.join(map(str, HEAD_DIMS))}"
+    if page_tokens < MIN_PAGE_TOKENS or page_tokens & (page_tokens - 1):
+        return f"pages hold {page_tokens} tokens; it takes powers of two from {MIN_PAGE_TOKENS}"
+    return None
+
+
+def is_decode(num_queries: int, num_heads: int, num_kv_heads: int) -> bool:
+    """Whether a call goes to the decode kernel: the query rows of a kv head fit in one tile."""
+    return num_queries * (num_heads // num_kv_heads) <= BLOCK_ROWS
+
+
+def paged_attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    table: jax.Array,
+    starts: jax.Array,
+    lengths: jax.Array,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    tiles: DecodeTiles | PrefillTiles | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """See `reference.paged_attention`; arrays are bfloat16.
+
+    Args:
+        tiles: sizes for the kernel that the call goes to (see `is_decode`); None for the defaults.
+        interpret: simulate on the CPU.
+
+    Raises:
+        ValueError: shapes or dtypes that it does not take, tiles of the other kernel.
+    """
+    arrays = {"q": q, "k_pages": k_pages, "v_pages": v_pages}
+    shapes = {name: array.shape for name, array in arrays.items()}
+    dtypes = {name: array.dtype for name, array in arrays.items()}
+    refuse("paged_attention", "mosaic", _why_not_arrays(shapes, dtypes))
+    head_dim = q.shape[3]
+    decodes = is_decode(q.shape[1], q.shape[2], k_pages.shape[1])
+    if tiles is None:
+        is_plain = not (window or softcap)
+        tiles = decode_tiles(head_dim) if decodes else prefill_tiles(head_dim, is_plain=is_plain)
+    if isinstance(tiles, DecodeTiles) != decodes:
+        kernel = "decode" if decodes else "prefill"
+        raise ValueError(f"tiles={tiles} do not fit: this call goes to the {kernel} kernel")
+    shape = BlockShape(
+        block_keys=tiles.block_keys,
+        page_tokens=k_pages.shape[2],
+        head_dim=head_dim,
+        columns=min(head_dim, MAX_COLUMNS),
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        interpret=interpret,
+    )
+    inputs = (q, k_pages, v_pages, table, starts, lengths)
+    if isinstance(tiles, DecodeTiles):
+        return decode_attention(*inputs, shape=shape, tiles=tiles)
+    return prefill_attention(*inputs, shape=shape, tiles=tiles)

@@ -1,0 +1,262 @@
+"""Decode attention on Mosaic GPU: few query tokens a row, long contexts, bound by bandwidth.
+
+One program is one (row, kv head, split of the context): it reads each key and value once for all
+query heads of the kv head, `stages` blocks ahead. Splits lie on an absolute grid and are merged in
+order, so a row's result depends on nothing but the row.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.mosaic_compat import iota, shared_union, simulation, tiled_smem
+from pallas_kernels.paged_attention.mosaic_blocks import (
+    WGMMA,
+    BlockShape,
+    add_block,
+    block_range,
+    block_scores,
+    empty_softmax,
+    erase_unseen,
+    fetch_block,
+    last_page_of,
+    masked_scores,
+    normalized,
+)
+from pallas_kernels.paged_attention.tiles import BLOCK_ROWS, DecodeTiles
+
+ROW_STEP = 8  # rows of one tile in shared memory
+
+
+def decode_attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    table: jax.Array,
+    starts: jax.Array,
+    lengths: jax.Array,
+    *,
+    shape: BlockShape,
+    tiles: DecodeTiles,
+) -> jax.Array:
+    """See `reference.paged_attention`; a kv head's query rows fit in one tile (Q·G ≤ 64)."""
+    num_rows, num_queries, num_heads, head_dim = q.shape
+    num_kv_heads = k_pages.shape[1]
+    group = num_heads // num_kv_heads
+    grouped = q.reshape(num_rows, num_queries, num_kv_heads, group, head_dim)
+    grouped = grouped.swapaxes(1, 2).reshape(num_rows, num_kv_heads, -1, head_dim)
+    real = grouped.shape[2]
+    grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, -real % ROW_STEP), (0, 0)))
+    positions = table.shape[1] * shape.page_tokens
+    split = tiles.split_for(positions)
+    num_splits = _num_splits(positions, split, num_queries, shape.window)
+    run = _decode_call(grouped.shape, (num_queries, group), (split, num_splits), shape, tiles)
+    arrays = (grouped, k_pages, v_pages, table, starts, lengths)
+    out = run(*arrays)
+    if num_splits > 1:
+        out = _merge(*out, starts, lengths, split, shape).astype(q.dtype)
+    out = out[:, :, :real].reshape(num_rows, num_kv_heads, num_queries, group, head_dim)
+    return out.swapaxes(1, 2).reshape(q.shape)
+
+
+def _num_splits(positions: int, split: int, num_queries: int, window: int) -> int:
+    """Programs for one row and kv head: all splits, or those that a window can touch."""
+    every = -(-positions // split)
+    if not window:
+        return every
+    return min(every, -(-(window + num_queries - 1) // split) + 1)
+
+
+def _first_split(starts: Any, split: int, window: int) -> Any:
+    """The first split that a row's queries see."""
+    oldest = jnp.maximum(starts - (window - 1), 0) if window else starts * 0
+    return lax.div(oldest, jnp.int32(split))
+
+
+def _decode_call(
+    rows_shape: tuple[int, ...],
+    tokens: tuple[int, int],
+    splits: tuple[int, int],
+    shape: BlockShape,
+    tiles: DecodeTiles,
+) -> Any:
+    """The kernel as a function of arrays: one output, or the partial results of each split.
+
+    tokens: query tokens and query heads of a kv head. splits: positions in a split, and how many.
+    """
+    num_queries, group = tokens
+    split, num_splits = splits
+    num_rows, num_kv_heads, rows, head_dim = rows_shape
+    num_groups = head_dim // shape.columns
+    if num_splits == 1:
+        out_type: Any = jax.ShapeDtypeStruct(rows_shape, jnp.bfloat16)
+        results = [tiled_smem(num_groups, BLOCK_ROWS, shape.columns)]
+    else:
+        parts = (num_rows, num_kv_heads, num_splits, rows)
+        stats = jax.ShapeDtypeStruct(parts, jnp.float32)
+        out_type = (jax.ShapeDtypeStruct((*parts, head_dim), jnp.float32), stats, stats)
+        results = [tiled_smem(num_groups, BLOCK_ROWS, shape.columns, dtype=jnp.float32)]
+        results += [plgpu.SMEM((BLOCK_ROWS,), jnp.float32)] * 2
+    pipeline = tiled_smem(tiles.stages, tiles.block_keys, head_dim)
+    ready = plgpu.Barrier(num_arrivals=shape.copies, num_barriers=tiles.stages)
+    is_read = plgpu.Barrier(num_arrivals=num_groups, num_barriers=tiles.stages)
+    all_done = plgpu.Barrier(num_arrivals=num_groups)
+    return plgpu.kernel(
+        functools.partial(
+            _decode_kernel,
+            num_queries=num_queries,
+            group=group,
+            split=split,
+            num_splits=num_splits,
+            shape=shape,
+        ),
+        out_type=out_type,
+        grid=(num_kv_heads, num_splits, num_rows),
+        grid_names=("head", "split", "row"),
+        num_threads=num_groups,
+        thread_name="columns",
+        scratch_types=[
+            tiled_smem(BLOCK_ROWS, head_dim),
+            shared_union([pipeline, pipeline], results, interpret=shape.interpret),
+            [plgpu.Barrier(), ready, ready, is_read, all_done],
+        ],
+        compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
+        kernel_name="decode_attention",
+        interpret=simulation(shape.interpret),
+    )
+
+
+def _decode_kernel(
+    q_gmem: Any,
+    k_gmem: Any,
+    v_gmem: Any,
+    table_gmem: Any,
+    starts_gmem: Any,
+    lengths_gmem: Any,
+    *outputs_and_scratch: Any,
+    num_queries: int,
+    group: int,
+    split: int,
+    num_splits: int,
+    shape: BlockShape,
+) -> None:
+    """Every warpgroup computes all scores, and the output for its own columns of the values."""
+    *outputs, q_smem, union_smem, barriers = outputs_and_scratch
+    (k_smem, v_smem), results_smem = union_smem
+    q_ready, k_ready, v_ready, is_read, all_done = barriers
+    row, head, part = (lax.axis_index(name) for name in ("row", "head", "split"))
+    this_group, num_groups = lax.axis_index("columns"), shape.head_dim // shape.columns
+    columns = pl.ds(this_group * shape.columns, shape.columns)
+    rows, stages, keys = q_gmem.shape[2], k_smem.shape[0], shape.block_keys
+    start = starts_gmem[row]
+    end = start + lengths_gmem[row]
+    this = _first_split(start, split, shape.window) + part
+    first, last = block_range(start, end, shape)
+    first = jnp.maximum(first, this * (split // keys))
+    last = jnp.minimum(last, (this + 1) * (split // keys))
+    is_busy = (lengths_gmem[row] > 0) & (first < last)
+
+    def fetch(block: Any) -> None:
+        buffer = lax.rem(block - first, jnp.int32(stages))
+        place = (row, head, block, last_page_of(end, shape))
+        fetch_block(k_gmem, table_gmem, k_smem.at[buffer], k_ready.at[buffer], place, shape)
+        fetch_block(v_gmem, table_gmem, v_smem.at[buffer], v_ready.at[buffer], place, shape)
+
+    def step(block: Any, softmax: Any) -> Any:
+        buffer = lax.rem(block - first, jnp.int32(stages))
+        values_smem = v_smem.at[buffer, :, columns]
+        plgpu.barrier_wait(k_ready.at[buffer])
+        scores = block_scores(q_smem, k_smem.at[buffer], shape)
+        query: Any = start
+        if num_queries > 1:  # row r holds query token r // group
+            query = start + lax.div(iota(scores.shape, 0, WGMMA, shape.interpret), jnp.int32(group))
+        scores = masked_scores(scores, block * keys, end, query, shape)
+
+        def wait() -> None:
+            plgpu.barrier_wait(v_ready.at[buffer])
+            erase_unseen(values_smem, block * keys, start, end, shape)
+
+        softmax = add_block(softmax, scores, values_smem, wait, shape)
+
+        @pl.when(block + stages < last)
+        def _refill() -> None:
+            if num_groups > 1:
+                plgpu.barrier_arrive(is_read.at[buffer])
+
+            @pl.when(this_group == 0)
+            def _fetch() -> None:
+                if num_groups > 1:
+                    plgpu.barrier_wait(is_read.at[buffer])
+                fetch(block + stages)
+
+        return softmax
+
+    def store(values: Any) -> None:
+        if num_groups > 1:  # the results take the place of blocks that the others may still read
+            plgpu.barrier_arrive(all_done)
+            plgpu.barrier_wait(all_done)
+        out_smem = results_smem[0].at[this_group]
+        out_smem[...] = values[0].astype(out_smem.dtype)
+        for smem, value in zip(results_smem[1:], values[1:], strict=True):
+            pl.when(this_group == 0)(functools.partial(smem.__setitem__, ..., value))
+        plgpu.commit_smem()
+        place = (row, head) if num_splits == 1 else (row, head, part)
+        out = outputs[0].at[(*place, slice(None), columns)]
+        plgpu.copy_smem_to_gmem(out_smem.at[pl.ds(0, rows)], out)
+        for smem, out in zip(results_smem[1:], outputs[1:], strict=True):
+            copy = functools.partial(
+                plgpu.copy_smem_to_gmem, smem.at[pl.ds(0, rows)], out.at[place]
+            )
+            pl.when(this_group == 0)(copy)
+        plgpu.wait_smem_to_gmem(0)
+
+    @pl.when(is_busy)
+    def _attend() -> None:
+        @pl.when(this_group == 0)
+        def _start() -> None:
+            plgpu.copy_gmem_to_smem(q_gmem.at[row, head], q_smem.at[pl.ds(0, rows)], q_ready)
+            for ahead in range(stages):
+                pl.when(first + ahead < last)(functools.partial(fetch, first + ahead))
+
+        plgpu.barrier_wait(q_ready)
+        softmax = lax.fori_loop(first, last, step, empty_softmax(shape))
+        store([normalized(softmax)] if num_splits == 1 else softmax)
+
+    if num_splits == 1:  # else a split without keys is left out of the merge
+        pl.when(jnp.logical_not(is_busy))(lambda: store([empty_softmax(shape).weighted]))
+
+
+def _merge(
+    weighted: jax.Array,
+    peak: jax.Array,
+    total: jax.Array,
+    starts: jax.Array,
+    lengths: jax.Array,
+    split: int,
+    shape: BlockShape,
+) -> jax.Array:
+    """The splits' partial results in one, added in order: [B, K, rows, D] f32.
+
+    A split that holds no key of its row wrote nothing: it is left out.
+    """
+    num_splits = weighted.shape[2]
+    ends = jnp.where(lengths > 0, starts + lengths, 0)
+    splits = _first_split(starts, split, shape.window)[:, None]
+    splits = splits + jnp.arange(num_splits, dtype=jnp.int32)[None]
+    is_used = (splits * split < ends[:, None])[:, None, :, None]  # [B, 1, splits, 1]
+    peak = jnp.where(is_used, peak, jnp.float32(-jnp.inf))
+    factors = jnp.exp2(peak - jnp.maximum(jnp.max(peak, axis=2, keepdims=True), jnp.float32(-1e30)))
+    out = jnp.zeros(weighted.shape[:2] + weighted.shape[3:], jnp.float32)
+    sums = jnp.zeros(out.shape[:3], jnp.float32)
+    for one in range(num_splits):
+        factor, used = factors[:, :, one], is_used[:, :, one]
+        sums = sums + jnp.where(used, total[:, :, one] * factor, jnp.float32(0))
+        add = weighted[:, :, one] * factor[..., None]
+        out = out + jnp.where(used[..., None], add, jnp.float32(0))
+    sums = jnp.where(sums > 0, sums, jnp.float32(1))
+    return out / sums[..., None]

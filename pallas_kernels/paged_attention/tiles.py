@@ -1,0 +1,126 @@
+"""Tile sizes of the `mosaic` implementation: what may be chosen, and what is chosen by default.
+
+Defaults are data (`tiles.json` beside this file), by shape class: the step and the head size. Knows
+sizes, not the kernels.
+"""
+
+import functools
+import json
+from dataclasses import dataclass
+from importlib import resources
+
+BLOCK_ROWS = 64  # query rows of one warpgroup: the rows of one wgmma
+MAX_SPLITS = 32  # partial results of one row; beyond, each split gets longer
+HEAD_DIMS = (64, 128, 256)
+MAX_COLUMNS = 128  # of the output, in the registers of one warpgroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTiles:
+    """Sizes of the decode kernel.
+
+    block_keys: keys of one step of the pipeline; 64 or 128.
+    stages: steps in flight, at least 2; each holds a key and a value block.
+    split_tokens: positions of one program; a multiple of block_keys. Fixed, since it decides the
+        order of additions.
+    """
+
+    block_keys: int
+    stages: int
+    split_tokens: int
+
+    def __post_init__(self) -> None:
+        _check_pipeline(self.block_keys, self.stages)
+        if self.split_tokens < 1 or self.split_tokens % self.block_keys:
+            raise ValueError(
+                f"split_tokens={self.split_tokens} must be a multiple of block_keys="
+                f"{self.block_keys}"
+            )
+
+    def split_for(self, positions: int) -> int:
+        """Positions of one program where a row can hold `positions`: at most MAX_SPLITS programs.
+
+        Example: 8192 positions and split_tokens 1024 → 1024; 131072 → 4096.
+        """
+        least = -(-positions // MAX_SPLITS)
+        return max(self.split_tokens, -(-least // self.block_keys) * self.block_keys)
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Shared memory of one block: the query rows, and the pipeline, whose place the result
+        takes at the end. Barriers (a few dozen bytes) are left out."""
+        rows = BLOCK_ROWS * head_dim * 2
+        return rows + _pipeline_bytes(self.block_keys, self.stages, head_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillTiles:
+    """Sizes of the prefill kernel.
+
+    block_keys: keys of one step of the pipeline; 64 or 128.
+    stages: steps in flight, at least 2.
+    """
+
+    block_keys: int
+    stages: int
+
+    def __post_init__(self) -> None:
+        _check_pipeline(self.block_keys, self.stages)
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Shared memory of one block: query rows, the pipeline, and the output of two warpgroups.
+        Barriers (a few dozen bytes) are left out."""
+        columns = min(head_dim, MAX_COLUMNS)
+        rows = 2 * columns // head_dim * BLOCK_ROWS * head_dim * 2
+        out = 2 * BLOCK_ROWS * columns * 2
+        return rows + _pipeline_bytes(self.block_keys, self.stages, head_dim) + out
+
+
+def decode_tiles(head_dim: int) -> DecodeTiles:
+    """The default sizes of a decode step."""
+    return DecodeTiles(**_defaults()["decode"][str(head_dim)])
+
+
+def prefill_tiles(head_dim: int, *, is_plain: bool) -> PrefillTiles:
+    """The default sizes of a prefill step; plain is one without window and softcap."""
+    step = "prefill" if is_plain else "prefill with window or softcap"
+    return PrefillTiles(**_defaults()[step][str(head_dim)])
+
+
+def decode_choices(head_dim: int, shared_bytes: int) -> list[DecodeTiles]:
+    """Every choice worth a measurement that fits into the shared memory of a block."""
+    choices = [
+        DecodeTiles(block_keys=keys, stages=stages, split_tokens=1024)
+        for keys in (64, 128)
+        for stages in (2, 3, 4)
+        if not (keys == 128 and head_dim > 128)  # the registers of one warpgroup
+    ]
+    return [one for one in choices if one.shared_bytes(head_dim) <= shared_bytes]
+
+
+def prefill_choices(head_dim: int, shared_bytes: int, *, is_plain: bool) -> list[PrefillTiles]:
+    """Every choice worth a measurement that fits into the shared memory of a block."""
+    choices = [
+        PrefillTiles(block_keys=keys, stages=stages)
+        for keys in (64, 128)
+        for stages in (2, 3, 4)
+        # The registers of a warpgroup: masks of windows and softcaps take some.
+        if keys == 64 or head_dim < 128 or (head_dim == 128 and is_plain)
+    ]
+    return [one for one in choices if one.shared_bytes(head_dim) <= shared_bytes]
+
+
+def _check_pipeline(block_keys: int, stages: int) -> None:
+    if block_keys not in (64, 128):
+        raise ValueError(f"block_keys={block_keys} must be 64 or 128")
+    if stages < 2:
+        raise ValueError(f"stages={stages} must be at least 2: one is filled while one is read")
+
+
+def _pipeline_bytes(block_keys: int, stages: int, head_dim: int) -> int:
+    return stages * 2 * block_keys * head_dim * 2
+
+
+@functools.cache
+def _defaults() -> dict[str, dict[str, dict[str, int]]]:
+    folder = resources.files("pallas_kernels.paged_attention")
+    return json.loads(folder.joinpath("tiles.json").read_text("utf-8"))

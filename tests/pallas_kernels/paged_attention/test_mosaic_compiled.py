@@ -1,0 +1,117 @@
+"""`paged_attention` on Mosaic GPU compiled for GPUs that are not here: no spills, and it fits."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxinfer.config.targets import gpu_target
+from pallas_kernels.paged_attention import mosaic
+from pallas_kernels.paged_attention.tiles import (
+    HEAD_DIMS,
+    DecodeTiles,
+    PrefillTiles,
+    decode_choices,
+    decode_tiles,
+    prefill_choices,
+    prefill_tiles,
+)
+from tests.support.aot import KernelReport, compile_kernels, needs_aot, on_target, table
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 512},
+    "window and softcap": {"window": 512, "softcap": 50.0},
+}
+STEPS = {"decode": 1, "verify": 4, "prefill": 128}
+Tiles = DecodeTiles | PrefillTiles
+
+
+def report(target: str, step: str, head_dim: int, tiles: Tiles, options: str) -> KernelReport:
+    """Compiles one kernel for 8 rows of 8192 positions, 4 query heads a kv head, pages of 128."""
+    num_queries, page_tokens = STEPS[step], 128
+    pages = jax.ShapeDtypeStruct((512, 2, page_tokens, head_dim), jnp.bfloat16)
+    shapes = (
+        jax.ShapeDtypeStruct((8, num_queries, 8, head_dim), jnp.bfloat16),
+        pages,
+        pages,
+        jax.ShapeDtypeStruct((8, 64), jnp.int32),
+        *(jax.ShapeDtypeStruct((8,), jnp.int32) for _ in range(2)),
+    )
+    run = functools.partial(mosaic.paged_attention, scale=0.1, tiles=tiles, **OPTIONS[options])
+    _, reports = compile_kernels(jax.jit(run).lower(*on_target(target, shapes)))
+    assert len(reports) == 1
+    return reports[0]
+
+
+def default_tiles(step: str, head_dim: int, options: str) -> Tiles:
+    if step == "prefill":
+        return prefill_tiles(head_dim, is_plain=options == "plain")
+    return decode_tiles(head_dim)
+
+
+def every_choice(step: str, head_dim: int, options: str, shared_bytes: int) -> list[Tiles]:
+    if step == "prefill":
+        return [*prefill_choices(head_dim, shared_bytes, is_plain=options == "plain")]
+    return [*decode_choices(head_dim, shared_bytes)]
+
+
+def check(rows: dict[str, KernelReport], target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        print(f"\n{table(rows)}")
+    most = gpu_target(target).shared_memory_bytes
+    assert not {label: one for label, one in rows.items() if one.spill_bytes}
+    assert not {label: one for label, one in rows.items() if one.shared_bytes > most}
+
+
+def label(target: str, step: str, head_dim: int, options: str, tiles: Tiles) -> str:
+    return f"{target} {step} D={head_dim} {options} {tiles.block_keys}x{tiles.stages}"
+
+
+@needs_aot
+def test_default_tiles_compile_without_spills(capsys: pytest.CaptureFixture[str]) -> None:
+    calls = [("decode", "plain"), ("verify", "window and softcap"), ("prefill", "plain")]
+    rows = {}
+    for step, options in calls:
+        for head_dim in (128, 256) if options != "plain" else (64, 128):
+            tiles = default_tiles(step, head_dim, options)
+            found = report("h200", step, head_dim, tiles, options)
+            rows[label("h200", step, head_dim, options, tiles)] = found
+    check(rows, "h200", capsys)
+
+
+@needs_aot
+def test_the_tiles_know_their_shared_memory() -> None:
+    for step in ("decode", "prefill"):
+        tiles = default_tiles(step, 128, "plain")
+        found = report("h200", step, 128, tiles, "plain")
+        assert 0 <= found.shared_bytes - tiles.shared_bytes(128) < 256  # barriers
+
+
+def test_two_decode_programs_share_a_multiprocessor() -> None:
+    """What keeps enough copies in flight; one KiB a program is the system's own."""
+    per_core = gpu_target("h200").device_info["shared_memory_per_core"]
+    for head_dim in (64, 128):
+        assert 2 * (decode_tiles(head_dim).shared_bytes(head_dim) + 256 + 1024) <= per_core
+
+
+@needs_aot
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["h200", "h100"])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("step", STEPS)
+def test_every_choice_compiles_without_spills(
+    step: str, head_dim: int, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    most, rows = gpu_target(target).shared_memory_bytes, {}
+    for options in OPTIONS:
+        choices = every_choice(step, head_dim, options, most)
+        assert default_tiles(step, head_dim, options).block_keys in {
+            one.block_keys for one in choices
+        }
+        for tiles in choices:
+            found = report(target, step, head_dim, tiles, options)
+            rows[label(target, step, head_dim, options, tiles)] = found
+    check(rows, target, capsys)
