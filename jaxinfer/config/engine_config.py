@@ -9,6 +9,7 @@ from typing import Any, Literal
 from jaxinfer.config.option_names import Planned, accepted_options
 from jaxinfer.config.quantization import WEIGHT_FORMS, Quantization, quantization_from
 from jaxinfer.config.sampling_params import MAX_LOGPROBS
+from jaxinfer.config.speculative_config import SpeculativeConfig, speculative_config
 from jaxinfer.errors import ConfigError, UnsupportedError
 
 _CHOICES = {
@@ -47,7 +48,6 @@ _POWERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 # Names of the contract whose feature is not built yet: refused by name, never ignored.
 _PLANNED = {
-    "speculative_config": Planned("speculative sampling"),
     "enable_lora": Planned("LoRA", (None, False)),
 }
 _PLANNED_VALUES = {"kernels": ("mosaic", "triton")}
@@ -88,6 +88,7 @@ class EngineConfig:
     logprobs_mode: log-probabilities as the model gives them ("raw"), or of what is drawn from.
     max_logprobs: the most that a request may ask for, up to 20.
     use_generation_config: sampling defaults come from the checkpoint's generation_config.json.
+    speculative_config: how tokens are drafted ahead (a mapping is taken too); None is not at all.
     kernels: implementation of the ops.
     seed: the engine's seed, from which requests without one draw theirs.
     strict: a failing request raises instead of giving a row with an error.
@@ -120,6 +121,7 @@ class EngineConfig:
     logprobs_mode: Literal["raw", "processed"] = "raw"
     max_logprobs: int = MAX_LOGPROBS
     use_generation_config: bool = False
+    speculative_config: SpeculativeConfig | None = None
     kernels: Literal["auto", "reference"] = "auto"
     seed: int | None = None
     strict: bool = False
@@ -145,6 +147,8 @@ class EngineConfig:
         if self.seed is not None and not (_is_int(self.seed) and 0 <= self.seed < 2**63):
             raise ConfigError(f"seed={self.seed!r} must be None or an int in [0, 2**63)")
         _at_least(0, "latency_max_num_seqs", self.latency_max_num_seqs, "no limit")
+        drafting = speculative_config(self.speculative_config)
+        object.__setattr__(self, "speculative_config", drafting)
 
 
 def engine_config(**options: Any) -> EngineConfig:

@@ -46,7 +46,8 @@ class Geometry:
     R), decode_widths (rows of each decode program, ascending; the last is B). A cache group is
     the layers that keep the same tokens: `group_windows` (0 is full attention) and `num_pages` (P,
     null page included) have one entry a group, `layer_groups` one a layer. swap_pages: pages of
-    each group that are swapped at once, 0 where none ever are.
+    each group that are swapped at once, 0 where none ever are. draft_tokens (J), 0 without
+    speculation; verify_widths: rows of each verify program, ascending.
     """
 
     max_model_len: int
@@ -65,6 +66,8 @@ class Geometry:
     kv_dtype: str
     attention_kernel: str
     swap_pages: int = 0
+    draft_tokens: int = 0
+    verify_widths: tuple[int, ...] = ()
     logprobs_mode: Literal["raw", "processed"] = "raw"
 
     @property
@@ -129,6 +132,8 @@ def plan_geometry(
         attention_kernel=ask.kernels,
         swap_pages=SWAP_PAGES if (ask.admission, ask.preemption) == ("optimistic", "swap") else 0,
         logprobs_mode=ask.logprobs_mode,
+        draft_tokens=_draft_tokens(ask, max_len),
+        verify_widths=_verify_widths(ask, slots, device),
     )
 
 
@@ -204,6 +209,19 @@ def _decode_widths(slots: int, device: Device) -> tuple[int, ...]:
     if device.platform != "cpu":
         return (slots,)
     return tuple(width for width in (2, 8, 16) if width < slots) + (max(slots, 2),)
+
+
+def _draft_tokens(ask: EngineConfig, max_len: int) -> int:
+    wanted = ask.speculative_config
+    return min(wanted.num_speculative_tokens, max_len - 1) if wanted else 0
+
+
+def _verify_widths(ask: EngineConfig, slots: int, device: Device) -> tuple[int, ...]:
+    """Verify programs. On a CPU drafting pays while few requests run: two narrow ones."""
+    if not ask.speculative_config:
+        return ()
+    widths = _decode_widths(slots, device)
+    return widths[:2] if device.platform == "cpu" else widths
 
 
 def _group_page_bytes(model: ModelConfig, page: int, kv_dtype: str) -> tuple[int, ...]:

@@ -99,6 +99,32 @@ class DecodePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyPlan:
+    """The last token of each of up to W busy slots, and drafts of those that may come next.
+
+    slots: the slot of each row; B for an empty row. num_drafts: 0 for a row that only decodes.
+    """
+
+    slots: np.ndarray  # [W] i32
+    positions: np.ndarray  # [W] i32, position of the last token
+    tables: np.ndarray  # [groups, W, N] i32
+    drafts: np.ndarray  # [W, J] i32
+    num_drafts: np.ndarray  # [W] i32
+    sampling: SamplingPlan  # W rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyResult:
+    """What a verify step drew: J + 1 tokens a row, of which the first num_accepted + 1 count.
+
+    draws: row w's token i at w * (J + 1) + i. num_accepted: drafts that equal what was drawn there.
+    """
+
+    draws: "StepResult"
+    num_accepted: np.ndarray  # [W] i32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What a step drew, row by row; rows that draw nothing hold zeros."""
 

@@ -38,6 +38,7 @@ from jaxinfer.runner.compile import CompileLog, counted_compiles, use_compilatio
 from jaxinfer.runner.programs import Programs, compile_programs
 from jaxinfer.runner.runner import Runner
 from jaxinfer.sampling.slot_state import abstract_loop_state
+from jaxinfer.speculation.control import NgramDrafter
 from jaxinfer.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxinfer.text.tokenizer import Tokenizer, tokenizer_from_folder
 from pallas_kernels.paged_attention import resolve_implementation
@@ -106,6 +107,7 @@ def build_engine(
         ask=ask,
         intake=_intake(ask, checkpoint, text, geometry),
         runner=runner,
+        drafter=_drafter(ask, geometry),
         metrics=metrics,
         timeline=timeline,
     )
@@ -129,6 +131,12 @@ def _intake(
         seed=secrets.randbits(63) if ask.seed is None else ask.seed,
         max_logprobs=ask.max_logprobs,
     )
+
+
+def _drafter(ask: EngineConfig, geometry: Geometry) -> NgramDrafter | None:
+    if ask.speculative_config is None:
+        return None
+    return NgramDrafter(ask.speculative_config, geometry.verify_widths[-1])
 
 
 def _report(geometry: Geometry, memory: MemoryPlan) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.request_options import RequestOptions
 from jaxinfer.config.sampling_params import SamplingParams
-from jaxinfer.config.step_plan import PrefillPlan
+from jaxinfer.config.step_plan import DecodePlan, PrefillPlan
 from jaxinfer.engine.intake import Intake
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.outputs import StreamDelta
@@ -32,6 +32,7 @@ from jaxinfer.scheduler.planning import Step
 from jaxinfer.scheduler.request import Request
 from jaxinfer.scheduler.results import accept_prompt_logprobs
 from jaxinfer.scheduler.scheduler import Scheduler
+from jaxinfer.speculation.control import NgramDrafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class _Flight:
 
     @property
     def name(self) -> str:
-        return "prefill" if isinstance(self.step.plan, PrefillPlan) else "decode"
+        return {PrefillPlan: "prefill", DecodePlan: "decode"}.get(type(self.step.plan), "verify")
 
 
 class Engine:
@@ -54,6 +55,7 @@ class Engine:
         ask: the settings; those of scheduling go on to the scheduler.
         intake: makes requests of prompts.
         runner: device state and programs.
+        drafter: drafts tokens for verify steps; None without speculation.
         metrics: what is counted.
         timeline: gets the spans of the loop.
     """
@@ -64,6 +66,7 @@ class Engine:
         ask: EngineConfig,
         intake: Intake,
         runner: Runner,
+        drafter: NgramDrafter | None = None,
         metrics: EngineMetrics,
         timeline: Timeline | NoTimeline,
     ) -> None:
@@ -72,6 +75,7 @@ class Engine:
         self.runner = runner
         self.metrics = metrics
         self.timeline = timeline
+        self._drafter = drafter
         self.scheduler = self._new_scheduler()
         self._flights: deque[list[_Flight]] = deque()  # bursts, each read as one
         self._read_s = 0.0
@@ -135,7 +139,8 @@ class Engine:
         self.runner.close()
 
     def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self.runner.geometry, self.ask, self.intake.vocab_size)
+        vocab_size = self.intake.vocab_size
+        return Scheduler(self.runner.geometry, self.ask, vocab_size, self._drafter)
 
     def _admit(self, task: Task, request: Request) -> None:
         reason = self.scheduler.why_never(request.max_cached_tokens)
@@ -184,8 +189,9 @@ class Engine:
         self._see_step(flight, now)
         with self.timeline.span("text", "text"):
             failed = self._score_prompts(flight)
-            came = failed + self.scheduler.update(flight.step, result)
-            return [self._take_in(request, now) for request in came]
+            deltas = [self._take_in(request, now) for request in failed]
+            came = self.scheduler.update(flight.step, result)
+            return deltas + [self._take_in(request, now) for request in came]
 
     def _see_step(self, flight: _Flight, now: float) -> None:
         """Counts a step's time: from its launch, or from the end of the step before it."""

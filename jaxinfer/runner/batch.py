@@ -28,6 +28,18 @@ class DecodeBatch:
     sampling: SamplingRows  # W rows
 
 
+@struct.dataclass
+class VerifyBatch:
+    """The last token of each of up to W slots and drafts of the next."""
+
+    slots: jax.Array  # [W] i32, slot of each row; B for an empty row
+    positions: jax.Array  # [W] i32
+    tables: jax.Array  # [groups, W, N] i32
+    drafts: jax.Array  # [W, J] i32
+    num_drafts: jax.Array  # [W] i32
+    sampling: SamplingRows  # W rows
+
+
 def abstract_prefill_batch(geometry: Geometry, num_rows: int) -> PrefillBatch:
     """Shapes of a prefill batch of `num_rows` rows."""
     rows = TokenRows(
@@ -45,6 +57,18 @@ def abstract_decode_batch(geometry: Geometry, width: int) -> DecodeBatch:
         slots=_ints(width),
         positions=_ints(width),
         tables=_ints(len(geometry.group_windows), width, geometry.pages_per_row),
+        sampling=_abstract_sampling(width),
+    )
+
+
+def abstract_verify_batch(geometry: Geometry, width: int) -> VerifyBatch:
+    """Shapes of a verify batch of `width` rows."""
+    return VerifyBatch(
+        slots=_ints(width),
+        positions=_ints(width),
+        tables=_ints(len(geometry.group_windows), width, geometry.pages_per_row),
+        drafts=_ints(width, geometry.draft_tokens),
+        num_drafts=_ints(width),
         sampling=_abstract_sampling(width),
     )
 

@@ -12,7 +12,11 @@ import jax.numpy as jnp
 from jaxinfer.cache import PagedKV, abstract_cache, init_cache
 from jaxinfer.config.geometry import Geometry
 from jaxinfer.config.model_config import ModelConfig
-from jaxinfer.runner.batch import abstract_decode_batch, abstract_prefill_batch
+from jaxinfer.runner.batch import (
+    abstract_decode_batch,
+    abstract_prefill_batch,
+    abstract_verify_batch,
+)
 from jaxinfer.runner.compile import ProgramSource, compile_side_by_side
 from jaxinfer.runner.steps import (
     copy_step,
@@ -22,6 +26,7 @@ from jaxinfer.runner.steps import (
     seat_step,
     swap_in_step,
     swap_out_step,
+    verify_step,
 )
 from jaxinfer.sampling.slot_state import (
     LoopState,
@@ -35,12 +40,13 @@ from jaxinfer.sampling.slot_state import (
 class Programs:
     """Every executable of an engine; nothing is compiled after these.
 
-    prefill: by R. decode: by W. small: the others by name ("head", "init", "seat", "copy",
-    and, where pages are swapped, "swap_out" and "swap_in").
+    prefill: by R. decode and verify: by W. small: the others by name ("head", "init", "seat",
+    "copy", and, where pages are swapped, "swap_out" and "swap_in").
     """
 
     prefill: dict[int, Any]
     decode: dict[int, Any]
+    verify: dict[int, Any]
     small: dict[str, Any]
 
     def named(self) -> dict[str, Any]:
@@ -48,6 +54,7 @@ class Programs:
         return (
             {f"prefill_step R={rows}": program for rows, program in self.prefill.items()}
             | {f"decode_step W={width}": program for width, program in self.decode.items()}
+            | {f"verify_step W={width}": program for width, program in self.verify.items()}
             | {f"{name}_step": program for name, program in self.small.items()}
         )
 
@@ -67,6 +74,7 @@ def compile_programs(
     return Programs(
         prefill=of_kind("prefill"),
         decode=of_kind("decode"),
+        verify=of_kind("verify"),
         small={name: compiled[name] for name in small},
     )
 
@@ -82,13 +90,19 @@ def _step_sources(
         arguments = (params, cache, state, batch)
         return ProgramSource(function=function, arguments=arguments, donate=(1, 2), static=static)
 
-    return {
+    prefill = {
         ("prefill", rows): step(prefill_step, abstract_prefill_batch(geometry, rows))
         for rows in geometry.prefill_rows
-    } | {
+    }
+    decode = {
         ("decode", width): step(decode_step, abstract_decode_batch(geometry, width))
         for width in geometry.decode_widths
     }
+    verify = {
+        ("verify", width): step(verify_step, abstract_verify_batch(geometry, width))
+        for width in geometry.verify_widths
+    }
+    return prefill | decode | verify
 
 
 def _small_sources(

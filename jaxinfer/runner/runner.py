@@ -21,14 +21,26 @@ from jaxinfer.config.step_plan import (
     SeatPlan,
     StepResult,
     SwapPlan,
+    VerifyPlan,
+    VerifyResult,
 )
 from jaxinfer.runner.programs import Programs
-from jaxinfer.runner.staging import stage_decode, stage_pages, stage_prefill, stage_seat, unpack
+from jaxinfer.runner.staging import (
+    stage_decode,
+    stage_pages,
+    stage_prefill,
+    stage_seat,
+    stage_verify,
+    unpack,
+    unpack_verify,
+)
+
+Plan = PrefillPlan | DecodePlan | VerifyPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """A step under way: what it draws, packed, and its hidden rows ([R, T, E] or [W, 1, E])."""
+    """A step under way: what it draws, packed, and its hidden rows ([R, T, E] or [W, Q, E])."""
 
     packed: jax.Array
     hidden: jax.Array
@@ -44,18 +56,22 @@ class Runner:
         self.cache, self.state = programs.small["init"]()
         self._swapped: dict[int, list[PagedKV]] = {}
 
-    def launch(self, plan: PrefillPlan | DecodePlan) -> Launched:
+    def launch(self, plan: Plan) -> Launched:
         """Starts a step."""
-        if isinstance(plan, PrefillPlan):
-            program, batch = self.programs.prefill[plan.tokens.shape[0]], stage_prefill(plan)
-        else:
-            program, batch = self.programs.decode[plan.positions.shape[0]], stage_decode(plan)
+        match plan:
+            case PrefillPlan():
+                program, batch = self.programs.prefill[plan.tokens.shape[0]], stage_prefill(plan)
+            case DecodePlan():
+                program, batch = self.programs.decode[plan.slots.size], stage_decode(plan)
+            case VerifyPlan():
+                program, batch = self.programs.verify[plan.slots.size], stage_verify(plan)
         self.cache, self.state, packed, hidden = program(self.params, self.cache, self.state, batch)
         return Launched(packed=packed, hidden=hidden)
 
-    def read(self, launched: Launched) -> StepResult:
+    def read(self, launched: Launched) -> StepResult | VerifyResult:
         """What a step drew, once it is done: the one transfer from the device."""
-        return unpack(np.asarray(launched.packed))
+        packed = np.asarray(launched.packed)
+        return unpack_verify(packed) if packed.ndim == 3 else unpack(packed)
 
     def do(self, chore: Chore) -> None:
         """Starts a chore; steps launched after it find it done."""

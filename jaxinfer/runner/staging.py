@@ -11,9 +11,11 @@ from jaxinfer.config.step_plan import (
     SamplingPlan,
     SeatPlan,
     StepResult,
+    VerifyPlan,
+    VerifyResult,
 )
 from jaxinfer.models.transformer import TokenRows
-from jaxinfer.runner.batch import DecodeBatch, PrefillBatch
+from jaxinfer.runner.batch import DecodeBatch, PrefillBatch, VerifyBatch
 from jaxinfer.sampling.logits import SamplingRows
 from jaxinfer.sampling.slot_state import SeatRow
 
@@ -36,6 +38,21 @@ def stage_decode(plan: DecodePlan) -> DecodeBatch:
         positions=plan.positions,  # type: ignore[arg-type]
         tables=plan.tables,  # type: ignore[arg-type]
         sampling=_stage_sampling(plan.sampling),
+    )
+
+
+def stage_verify(plan: VerifyPlan) -> VerifyBatch:
+    """The batch of a verify plan."""
+    same = {name: getattr(plan, name) for name in VerifyPlan.__slots__ if name != "sampling"}
+    return VerifyBatch(sampling=_stage_sampling(plan.sampling), **same)
+
+
+def unpack_verify(packed: np.ndarray) -> VerifyResult:
+    """What a verify step drew; `runner.steps.verify_step` packs it."""
+    rows, each, columns = packed.shape
+    return VerifyResult(
+        draws=unpack(packed[:, :, :-1].reshape(rows * each, columns - 1)),
+        num_accepted=packed[:, 0, -1],
     )
 
 

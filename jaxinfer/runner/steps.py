@@ -21,10 +21,18 @@ from jaxinfer.config.geometry import Geometry
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.models.registry import architecture_named
 from jaxinfer.models.transformer import TokenRows, logits
-from jaxinfer.runner.batch import DecodeBatch, PrefillBatch
+from jaxinfer.runner.batch import DecodeBatch, PrefillBatch, VerifyBatch
+from jaxinfer.sampling.accept import count_accepted
 from jaxinfer.sampling.draw import PACKED_COLUMNS, draw, pack, score
 from jaxinfer.sampling.logits import SamplingRows
-from jaxinfer.sampling.slot_state import LoopState, SeatRow, last_tokens, seat, take_tokens
+from jaxinfer.sampling.slot_state import (
+    Ahead,
+    LoopState,
+    SeatRow,
+    last_tokens,
+    seat,
+    take_tokens,
+)
 
 StepOutput = tuple[PagedKV, LoopState, jax.Array, jax.Array]
 
@@ -91,6 +99,51 @@ def decode_step(
     return cache, take_tokens(state, batch.slots, packed[:, 0]), packed, hidden
 
 
+def verify_step(
+    params: Any,
+    cache: PagedKV,
+    state: LoopState,
+    batch: VerifyBatch,
+    config: ModelConfig,
+    geometry: Geometry,
+) -> StepOutput:
+    """Runs the last token and J drafts of up to W slots in one pass and draws after each.
+
+    The first num_accepted + 1 tokens drawn in a row count; keys and values of drafts that do not
+    stand lie past the committed length, where the next step overwrites them.
+
+    Returns:
+        cache and state; [W, J + 1, 45] i32 – what was drawn, packed, with num_accepted as the last
+        column; [W, J + 1, E] – hidden rows.
+
+    Donates: cache and state.
+    Cost: reads every weight once; 2·W·(J + 1) FLOPs a weight.
+    """
+    width, num_drafts = batch.drafts.shape
+    each = num_drafts + 1
+    rows = TokenRows(
+        tokens=jnp.concatenate([last_tokens(state, batch.slots)[:, None], batch.drafts], axis=1),
+        starts=batch.positions,
+        lengths=jnp.where(batch.slots < geometry.num_slots, batch.num_drafts + 1, 0),
+        tables=batch.tables,
+    )
+    forward = architecture_named(config.architecture).forward
+    hidden, cache = forward(params, cache, rows, config, geometry)
+    place = jnp.tile(jnp.arange(each, dtype=jnp.int32), width)
+    slots, sampling, drafts = jax.tree.map(
+        lambda leaf: jnp.repeat(leaf, each, axis=0), (batch.slots, batch.sampling, batch.drafts)
+    )
+    positions = jnp.repeat(batch.positions, each) + place + 1
+    drawing = _Drawing(slots, positions, sampling, Ahead(tokens=drafts, counts=place))
+    flat = hidden.reshape(width * each, -1)
+    packed = _draw_packed(params, flat, state, drawing, config, geometry)
+    packed = packed.reshape(width, each, -1)
+    accepted = count_accepted(packed[:, :, 0], batch.drafts, batch.num_drafts)
+    state = take_tokens(state, batch.slots, packed[:, :, 0], accepted + 1)
+    columns = jnp.broadcast_to(accepted[:, None, None], (width, each, 1))
+    return cache, state, jnp.concatenate([packed, columns], axis=2), hidden
+
+
 def head_step(
     params: Any, hidden: jax.Array, targets: jax.Array, config: ModelConfig
 ) -> tuple[jax.Array, jax.Array]:
@@ -133,6 +186,7 @@ class _Drawing(NamedTuple):
     slots: jax.Array  # [rows] i32
     positions: jax.Array  # [rows] i32, that the drawn tokens will take
     sampling: SamplingRows
+    ahead: Ahead | None = None
 
 
 def _draw_packed(
@@ -150,5 +204,6 @@ def _draw_packed(
         state,
         drawing.slots,
         logprobs_mode=geometry.logprobs_mode,
+        ahead=drawing.ahead,
     )
     return pack(drawn)

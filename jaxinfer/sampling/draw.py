@@ -14,7 +14,7 @@ from jaxinfer.config.sampling_params import MAX_LOGPROBS
 from jaxinfer.sampling.limits import limit_logits
 from jaxinfer.sampling.logits import SamplingRows, filter_logits, log_softmax
 from jaxinfer.sampling.noise import gumbel_noise
-from jaxinfer.sampling.slot_state import LoopState
+from jaxinfer.sampling.slot_state import Ahead, LoopState
 
 # token, finite, logprob, rank, best ids, best logprobs
 PACKED_COLUMNS = 4 + 2 * MAX_LOGPROBS
@@ -42,6 +42,7 @@ def draw(
     slots: jax.Array,
     *,
     logprobs_mode: LogprobsMode = "raw",
+    ahead: Ahead | None = None,
 ) -> Drawn:
     """Draws one token a row.
 
@@ -54,6 +55,7 @@ def draw(
         logprobs_mode: "raw" reports the log-softmax of `logits`; "processed" that of what the
             token was drawn from: after the limits and, where the temperature is above 0, after
             temperature and filters.
+        ahead: drafts that each row supposes to be drawn before its token.
 
     Returns:
         tokens and, for rows that asked, log-probabilities.
@@ -67,7 +69,7 @@ def draw(
                 is_plain,
                 lambda *operands: first_largest(operands[0]),
                 lambda *operands: _draw_processed(*operands)[0],
-                *(logits, rows, positions, state, slots),
+                *(logits, rows, positions, state, slots, ahead),
             )
             reported = logits
         else:
@@ -75,7 +77,7 @@ def draw(
                 is_plain,
                 lambda *operands: (first_largest(operands[0]), operands[0]),
                 _draw_processed,
-                *(logits, rows, positions, state, slots),
+                *(logits, rows, positions, state, slots, ahead),
             )
         return _with_logprobs(reported, tokens, finite, rows.num_logprobs >= 0)
 
@@ -130,9 +132,10 @@ def _draw_processed(
     positions: jax.Array,
     state: LoopState,
     slots: jax.Array,
+    ahead: Ahead | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Tokens, and the logits that they were drawn from."""
-    limited = limit_logits(logits, rows, positions, state, slots)
+    limited = limit_logits(logits, rows, positions, state, slots, ahead)
     is_random = rows.temperature > 0
     random, filtered = lax.cond(
         jnp.any(is_random), _draw_random, _no_draw, limited, rows, positions

@@ -47,6 +47,14 @@ class SeatRow:
     bad_words: jax.Array  # [BAD_WORD_ROWS, MAX_BAD_WORD_TOKENS] i32
 
 
+@struct.dataclass
+class Ahead:
+    """Drafts that each row supposes to have been drawn before its own token."""
+
+    tokens: jax.Array  # [W, J] i32
+    counts: jax.Array  # [W] i32, how many of them
+
+
 def abstract_loop_state(num_slots: int, vocab_size: int) -> LoopState:
     """Shapes of the state of `num_slots` slots."""
     return LoopState(**_shapes(vocab_size, (num_slots,)))
@@ -85,21 +93,43 @@ def last_tokens(state: LoopState, slots: jax.Array) -> jax.Array:
     return state.recent[:, -1].at[slots].get(mode="clip")
 
 
-def take_tokens(state: LoopState, slots: jax.Array, tokens: jax.Array) -> LoopState:
-    """The state after each row's slot got its drawn token.
+def take_tokens(
+    state: LoopState, slots: jax.Array, tokens: jax.Array, counts: jax.Array | None = None
+) -> LoopState:
+    """The state after each row's slot got its drawn tokens.
 
     Args:
         slots: [W] i32 – no slot twice; one past the end takes nothing.
-        tokens: [W] i32.
+        tokens: [W] i32, or [W, Q] of which each row takes the first `counts` [W].
     """
+    tokens = tokens if tokens.ndim == 2 else tokens[:, None]
+    counts = jnp.ones(slots.shape, jnp.int32) if counts is None else counts
     before = state.recent.at[slots].get(mode="clip")
-    recent = jnp.concatenate([before[:, 1:], tokens[:, None]], axis=1)
+    # A count far below PROMPT_FLAG: adding to it leaves the flag as it is.
+    taken = (jnp.arange(tokens.shape[1])[None, :] < counts[:, None]).astype(jnp.int32)
     return replace(
         state,
-        recent=state.recent.at[slots].set(recent, mode="drop"),
-        # A count far below PROMPT_FLAG: adding to it leaves the flag as it is.
-        seen=state.seen.at[slots, tokens].add(1, mode="drop"),
+        recent=state.recent.at[slots].set(_appended(before, tokens, counts), mode="drop"),
+        seen=state.seen.at[slots[:, None], tokens].add(taken, mode="drop"),
     )
+
+
+def state_of_rows(state: LoopState, slots: jax.Array, ahead: Ahead | None) -> LoopState:
+    """The state of each row's slot [W, ...], as it will be once the row's drafts were drawn."""
+    mine = jax.tree.map(lambda leaf: leaf.at[slots].get(mode="clip"), state)
+    if ahead is None:
+        return mine
+    return take_tokens(mine, jnp.arange(slots.shape[0]), ahead.tokens, ahead.counts)
+
+
+def _appended(recent: jax.Array, tokens: jax.Array, counts: jax.Array) -> jax.Array:
+    """The last RECENT_TOKENS of `recent` and the first `counts` of `tokens`, row by row.
+
+    Example: recent [1 2 3], tokens [7 8 9], count 2 → columns 2 to 4 of [1 2 3 7 8 9]: [3 7 8].
+    """
+    joined = jnp.concatenate([recent, tokens], axis=1)
+    columns = counts[:, None] + jnp.arange(recent.shape[1])[None, :]
+    return jnp.take_along_axis(joined, columns, axis=1)
 
 
 def _shapes(vocab_size: int, leading: tuple[int, ...]) -> dict[str, jax.Array]:

@@ -9,20 +9,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxinfer.config.geometry import Geometry
-from jaxinfer.config.step_plan import Chore, DecodePlan, PrefillPlan
+from jaxinfer.config.step_plan import Chore, DecodePlan, PrefillPlan, VerifyPlan
 from jaxinfer.scheduler.page_tables import PageTables
 from jaxinfer.scheduler.request import Request
 from jaxinfer.scheduler.sampling_rows import SlotSampling
 
+Plan = PrefillPlan | DecodePlan | VerifyPlan
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """A request's part in a step: its tokens [start, end), and whether their end draws one."""
+    """A request's part in a step: its tokens [start, end), and whether their end draws one.
+
+    drafts: tokens that are verified after `end`.
+    """
 
     request: Request
     start: int
     end: int
     draws: bool
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +36,7 @@ class Step:
     """What the device does next: chores in order, then the plan; rows are those of the plan."""
 
     chores: tuple[Chore, ...]
-    plan: PrefillPlan | DecodePlan
+    plan: Plan
     rows: tuple[StepRow, ...]
 
 
@@ -57,17 +63,45 @@ def decode_plan(
     rows: Sequence[StepRow], geometry: Geometry, pages: PageTables, sampling: SlotSampling
 ) -> DecodePlan:
     """Rows in the narrowest decode program that holds them."""
-    width = min(width for width in geometry.decode_widths if width >= len(rows))
-    slots = np.full(width, geometry.num_slots, np.int32)
-    positions = np.zeros(width, np.int32)
-    slots[: len(rows)] = [slot_of(row.request) for row in rows]
-    positions[: len(rows)] = [row.start for row in rows]
+    slots, positions = _places(rows, geometry.decode_widths, geometry)
     return DecodePlan(
         slots=slots,
         positions=positions,
         tables=pages.tables[:, slots],
         sampling=sampling.rows(slots),
     )
+
+
+def verify_plan(
+    rows: Sequence[StepRow], geometry: Geometry, pages: PageTables, sampling: SlotSampling
+) -> VerifyPlan:
+    """Rows in the narrowest verify program that holds them."""
+    slots, positions = _places(rows, geometry.verify_widths, geometry)
+    drafts = np.zeros((slots.size, geometry.draft_tokens), np.int32)
+    num_drafts = np.zeros(slots.size, np.int32)
+    for place, row in enumerate(rows):
+        drafts[place, : len(row.drafts)] = row.drafts
+        num_drafts[place] = len(row.drafts)
+    return VerifyPlan(
+        slots=slots,
+        positions=positions,
+        tables=pages.tables[:, slots],
+        drafts=drafts,
+        num_drafts=num_drafts,
+        sampling=sampling.rows(slots),
+    )
+
+
+def _places(
+    rows: Sequence[StepRow], widths: Sequence[int], geometry: Geometry
+) -> tuple[np.ndarray, np.ndarray]:
+    """Slots and positions [W] of the narrowest program."""
+    width = min(width for width in widths if width >= len(rows))
+    slots = np.full(width, geometry.num_slots, np.int32)
+    positions = np.zeros(width, np.int32)
+    slots[: len(rows)] = [slot_of(row.request) for row in rows]
+    positions[: len(rows)] = [row.start for row in rows]
+    return slots, positions
 
 
 def slot_of(request: Request) -> int:

@@ -18,6 +18,7 @@ from typing import Literal
 
 from jaxinfer.config.request_options import RequestOptions
 from jaxinfer.config.sampling_params import SamplingParams
+from jaxinfer.scheduler.drafting import DraftCounts
 from jaxinfer.scheduler.prefix_index import SharedPages
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -71,6 +72,9 @@ class Request:
     num_registered: int = 0  # leading pages whose content the prefix cache knows
     page_digests: list[bytes] = field(default_factory=list)
     last_turn: int = 0  # the step that last had a row of it
+    drafts_accepted: float = 1.0  # a step that drafted, moving average
+    num_undrafted: int = 0  # decode steps since it last drafted
+    draft_counts: DraftCounts = field(default_factory=DraftCounts)
 
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -14,16 +14,24 @@ up then, and what the steps before computed is found. Steps are planned ahead: `
 called again before the last result came, and counts on what launched steps will have done.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import Geometry
-from jaxinfer.config.step_plan import PrefillPlan, StepResult
+from jaxinfer.config.step_plan import PrefillPlan, StepResult, VerifyResult
 from jaxinfer.errors import RequestError
 from jaxinfer.scheduler.admission import Admission
+from jaxinfer.scheduler.drafting import Drafter
 from jaxinfer.scheduler.page_tables import PageTables
-from jaxinfer.scheduler.planning import Step, StepRow, decode_plan, prefill_plan, slot_of
+from jaxinfer.scheduler.planning import (
+    Step,
+    StepRow,
+    decode_plan,
+    prefill_plan,
+    slot_of,
+    verify_plan,
+)
 from jaxinfer.scheduler.prefill_chunks import PrefillChunks
 from jaxinfer.scheduler.request import Request
 from jaxinfer.scheduler.results import accept
@@ -47,9 +55,16 @@ class Scheduler:
         geometry: every axis length.
         ask: the settings that choose: admission, preemption, policy, budgets, prefix cache.
         vocab_size: V.
+        drafter: drafts tokens for verify steps; None without speculation.
     """
 
-    def __init__(self, geometry: Geometry, ask: EngineConfig, vocab_size: int) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        ask: EngineConfig,
+        vocab_size: int,
+        drafter: Drafter | None = None,
+    ) -> None:
         self.geometry = geometry
         self.ask = ask
         self.waiting = WaitingQueue(by_priority=ask.scheduling_policy == "priority")
@@ -57,6 +72,8 @@ class Scheduler:
         self.pages = PageTables(geometry)
         self.admission = Admission(pages=self.pages, ask=ask, vocab_size=vocab_size)
         self._num_preemptions = 0
+        self._drafter = drafter
+        self._is_verifying = False  # what it accepts, the next step has to know
         self._sampling = SlotSampling(geometry.num_slots)
         self._num_siblings = 0  # not yet queued
         self._num_in_flight = 0  # steps that were planned and whose result has not come
@@ -114,40 +131,62 @@ class Scheduler:
 
     def schedule(self, now_s: float = 0.0) -> Step | None:
         """The next step; None when there is nothing to run before a result comes, or at all."""
+        if self._is_verifying:
+            return None
         self._turn += 1
         rows, is_prefill = self._choose_rows(now_s)
         if not rows:
             return None
         self._num_prefills = self._num_prefills + 1 if is_prefill else 0
-        make = prefill_plan if is_prefill else decode_plan
+        self._is_verifying = any(row.drafts for row in rows)
+        make = prefill_plan if is_prefill else verify_plan if self._is_verifying else decode_plan
         plan = make(rows, self.geometry, self.pages, self._sampling)
         self._launch(rows)
         return Step(chores=self.admission.take_chores(), plan=plan, rows=tuple(rows))
 
-    def update(self, step: Step, result: StepResult) -> list[Request]:
-        """Takes in a step's result: requests that got a token or came to their end, in row order.
+    def update(self, step: Step, result: StepResult | VerifyResult) -> Iterator[Request]:
+        """Takes in a step's result: yields each request that got a token or came to its end.
 
-        Tokens drawn for requests that finished in the meantime are dropped.
+        A request that got several tokens comes once for each, before the next is taken in: whoever
+        ends it (a stop string) has the others dropped. So are tokens of requests that finished
+        while the step was in flight.
         """
         self._num_in_flight -= 1
-        came = []
         for place, row in enumerate(step.rows):
             request = row.request
             request.num_in_flight -= 1
             request.num_drawing -= int(row.draws)
             if request.is_finished:
                 self._release_if_landed(request)
-                continue
-            request.num_computed = max(request.num_computed, row.end)
-            if row.draws:
+            elif isinstance(result, VerifyResult):
+                yield from self._accept_run(row, result, place)
+            elif row.draws:
+                request.num_computed = row.end
                 accept(request, result, place)
-                came.append(request)
-            elif not request.max_new_tokens and row.end >= request.prefill_end:
-                request.finish_reason = "length"
-                came.append(request)
-            if not isinstance(step.plan, PrefillPlan):
-                self.admission.register(request, request.num_computed)
-        return came
+                if not isinstance(step.plan, PrefillPlan):
+                    self.admission.register(request, request.num_computed)
+                yield request
+            else:
+                request.num_computed = row.end
+                if not request.max_new_tokens and row.end >= request.prefill_end:
+                    request.finish_reason = "length"
+                    yield request
+        self._is_verifying = False
+
+    def _accept_run(self, row: StepRow, result: VerifyResult, place: int) -> Iterator[Request]:
+        """The drafts that stand, and the token after them, one by one."""
+        request, each = row.request, self.geometry.draft_tokens + 1
+        num_accepted = int(result.num_accepted[place])
+        request.num_scheduled = row.start + num_accepted + 1
+        taken = 0
+        while taken <= num_accepted and not request.is_finished:
+            request.num_computed = row.start + taken + 1
+            accept(request, result.draws, place * each + taken)
+            self.admission.register(request, request.num_computed)
+            taken += 1
+            yield request
+        if row.drafts and self._drafter is not None:
+            self._drafter.see(request, len(row.drafts), min(taken, num_accepted))
 
     def finish(self, request: Request) -> None:
         """Takes out a request that has its finish reason; its pages are free once none of its rows
@@ -166,6 +205,8 @@ class Scheduler:
     def is_steady(self, num_steps: int) -> bool:
         """True if the next `num_steps` decode steps have the same rows, whatever they draw, unless
         a token or a stop string ends a request."""
+        if self._most_drafts(self.running):
+            return False
         return (
             not self.num_waiting
             and all(one.is_prefilled and one.num_to_draw >= num_steps for one in self.running)
@@ -262,18 +303,46 @@ class Scheduler:
         return [one for one in requests if one not in left_out]
 
     def _decode_rows(self) -> list[StepRow]:
+        """The next token of everybody who can decode, with drafts where that is due."""
         ready = sorted((one for one in self.running if self._can_decode(one)), key=self._rank)
+        sharing = self._sharing(ready)
+        most_drafts = self._most_drafts(sharing)
+        if most_drafts and self._num_in_flight:
+            return []  # drafts follow the last token, which is not there yet
         rows: list[StepRow] = []
-        for request in self._sharing(ready):
+        for request in sharing:
             if request.slot is None:
                 continue  # preempted for one before it
             start = request.num_scheduled
-            if not self._make_room(request, start, start + 1):
+            drafts = self._drafts(request, most_drafts)
+            if not drafts and not self._make_room(request, start, start + 1):
                 if self._num_in_flight:
                     return []  # what is in flight may end somebody
                 continue
-            rows.append(StepRow(request=request, start=start, end=start + 1, draws=True))
+            rows.append(
+                StepRow(request=request, start=start, end=start + 1, draws=True, drafts=drafts)
+            )
         return [row for row in rows if row.request.slot is not None]
+
+    def _most_drafts(self, requests: Sequence[Request]) -> int:
+        """How many tokens each of the requests may draft in the next step."""
+        widths = self.geometry.verify_widths
+        if self._drafter is None or not requests or len(requests) > widths[-1]:
+            return 0
+        due = any(self._drafter.is_due(one) and one.num_to_draw > 1 for one in requests)
+        return self._drafter.num_tokens(len(requests)) if due else 0
+
+    def _drafts(self, request: Request, most: int) -> tuple[int, ...]:
+        """Drafts that have pages; none where another request would have to give up its own."""
+        drafts: tuple[int, ...] = ()
+        most = min(most, request.num_to_draw - 1)
+        if most > 0 and self._drafter is not None:
+            drafts = self._drafter.drafts(request, most)
+            start = request.num_scheduled
+            if drafts and not self.pages.extend(slot_of(request), start, start + 1 + len(drafts)):
+                drafts = ()
+        request.num_undrafted = 0 if drafts else request.num_undrafted + 1
+        return drafts
 
     def _make_room(self, request: Request, start: int, end: int) -> bool:
         """Pages for the next tokens; others, or the request itself, are preempted if need be."""

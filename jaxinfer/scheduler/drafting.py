@@ -1,0 +1,54 @@
+"""HOST. What the scheduler knows of speculation: somebody drafts, and learns what became of it.
+
+The drafters themselves are in `speculation/`, above the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from jaxinfer.scheduler.request import Request
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """What was drafted and accepted; `per_position[i]` counts drafts accepted at place i.
+
+    num_drafts counts a request's part in a step once; accepted tokens that came after the request's
+    end count as not accepted.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    per_position: Counter[int] = field(default_factory=Counter)
+
+    def see(self, num_drafted: int, num_accepted: int) -> None:
+        """Notes one request's part in a step."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        self.per_position.update(range(num_accepted))
+
+
+class Drafter(Protocol):
+    """Drafts tokens from what the host knows of a request."""
+
+    def num_tokens(self, num_running: int) -> int:
+        """How many tokens to draft for each request while so many run; 0 is off."""
+        ...
+
+    def is_due(self, request: Request) -> bool:
+        """True if the request should draft in the next step."""
+        ...
+
+    def drafts(self, request: Request, most: int) -> tuple[int, ...]:
+        """Up to `most` tokens to be verified after the request's last one."""
+        ...
+
+    def see(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        """Notes how many of a request's drafts were accepted."""
+        ...

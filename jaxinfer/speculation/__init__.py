@@ -1,0 +1,1 @@
+"""HOST. Drafting tokens ahead of the model, and deciding when that pays."""
