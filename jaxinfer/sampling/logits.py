@@ -101,7 +101,7 @@ def _guess_threshold(best: jax.Array, weights: jax.Array, goal: jax.Array) -> ja
     place = jnp.arange(best.shape[-1])
     upper = (place[:, None] <= place[None, :]).astype(jnp.float32)
     sums = jnp.dot(weights, upper, precision=lax.Precision.HIGHEST)
-    # Of those short of the goal the last; none of them is the first.
+    # The likeliest one at which it is reached, -inf where that lies beyond them.
     reached = jnp.where(sums >= goal[:, None], best, EXCLUDED)
     return _ordered_keys(jnp.max(reached, axis=-1))
 
