@@ -14,6 +14,7 @@ from jaxinfer.checkpoint.load import packed_forms
 from jaxinfer.checkpoint.round_to_nearest import RoundedMatrix
 from jaxinfer.config.geometry import PackedShare
 from jaxinfer.config.quantization import Quantization, choose_weight_form
+from jaxinfer.errors import ConfigError
 from jaxinfer.models.spec import Leaf
 
 
@@ -44,12 +45,18 @@ def decide_storage(
 
     Args:
         weights: "auto", "packed" or "dequantized".
-        quantization: rounds matrices at load, also those that the checkpoint stores rounded.
+        quantization: rounds matrices at load, those of GGUF blocks too.
 
     Raises:
         CheckpointError, UnsupportedError: as `find_sources`.
+        ConfigError: rounding a checkpoint that somebody has quantized with care.
     """
     sources = find_sources(checkpoint)
+    if quantization is not None and checkpoint.kind == "hf" and checkpoint.quant_format:
+        raise ConfigError(
+            f"quantization={quantization.method!r} rounds float models, {checkpoint.path} is "
+            f"quantized already ({checkpoint.quantization}); leave quantization out"
+        )
     if quantization is not None:
         layers = checkpoint.config.num_layers
         sources = {

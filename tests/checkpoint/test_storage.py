@@ -13,6 +13,7 @@ from jaxinfer.checkpoint.load import abstract_params, load_params
 from jaxinfer.checkpoint.storage import Storage, decide_storage
 from jaxinfer.config.geometry import PackedShare, weights_bytes
 from jaxinfer.config.quantization import quantization_from
+from jaxinfer.errors import ConfigError
 from jaxinfer.layers.weights import QuantWeight
 from tests.support.tiny_models import write_tiny, write_tiny_gguf
 
@@ -99,6 +100,12 @@ def test_a_rounded_checkpoint_may_be_rounded_again(tmp_path: Path) -> None:
     checkpoint, kept = storage(path, weights="packed", quantization="int4")
     params = params_of(checkpoint, kept)
     assert [layer["up"].value.bits for layer in params["layers"]] == [8, 4, 4, 8]
+
+
+def test_a_checkpoint_quantized_with_care_is_not_rounded_again() -> None:
+    folder = Path(__file__).parents[1] / "data" / "quant" / "awq_w4_g32"
+    with pytest.raises(ConfigError, match="quantized already .awq 4-bit group 32.; leave quant"):
+        storage(folder, quantization="int8")
 
 
 def test_bytes_are_planned_with_what_is_packed(tmp_path: Path) -> None:
