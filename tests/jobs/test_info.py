@@ -71,7 +71,7 @@ def test_the_form_of_weights_and_why() -> None:
     assert decoded["weights"].startswith("dequantized: a CPU is fastest")
     packed = describe_model(str(Q4_GGUF), weights="packed").plan
     assert packed["weights"] == "packed: weights='packed' was asked for"
-    assert packed["packed_matrices"] == 14
+    assert packed["packed_matrices"] == 13
     assert packed["weight_bytes"] < 0.75 * decoded["weight_bytes"]
     plain = describe_model(str(LLAMA), weights="packed").plan
     assert plain["weights"] == "dequantized: there is nothing that could stay packed"
