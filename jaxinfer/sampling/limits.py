@@ -59,19 +59,16 @@ def _limited(
 ) -> jax.Array:
     mine = jax.tree.map(lambda leaf: leaf.at[slots].get(mode="clip"), state)
     vocab_size, each = logits.shape[-1], jnp.arange(slots.shape[0])[:, None]
-    kept = _as_flags(mine.allowed, vocab_size)
-    completing = _completing_tokens(mine, vocab_size)
-    kept = _unless_empty(kept.at[each, completing].set(False, mode="drop"), kept)
-    too_early = (positions < rows.first_end)[:, None]
-    kept = _unless_empty(kept & ~(_as_flags(mine.ends, vocab_size) & too_early), kept)
+    is_good = jnp.ones(logits.shape, bool)
+    is_good = is_good.at[each, _completing_tokens(mine, vocab_size)].set(False, mode="drop")
+    is_early_end = _as_flags(mine.ends, vocab_size) & (positions < rows.first_end)[:, None]
+    # A number a token, in the order of the limits: what has the highest is kept, so something is.
+    merit = jnp.where(_as_flags(mine.allowed, vocab_size), 4, 0)
+    merit = merit + jnp.where(is_good, 2, 0) + jnp.where(is_early_end, 0, 1)
+    is_kept = merit == jnp.max(merit, axis=-1, keepdims=True)
     biased = logits.at[each, mine.bias_ids].add(mine.bias_values, mode="drop")
-    limited = jnp.where(kept, _penalized(biased, mine.seen, rows), EXCLUDED)
+    limited = jnp.where(is_kept, _penalized(biased, mine.seen, rows), EXCLUDED)
     return jnp.where(rows.seated[:, None] > 0, limited, logits)
-
-
-def _unless_empty(kept: jax.Array, before: jax.Array) -> jax.Array:
-    """The tokens kept after one more ban; those before it in rows where none would be left."""
-    return jnp.where(jnp.any(kept, axis=-1, keepdims=True), kept, before)
 
 
 def _as_flags(words: jax.Array, size: int) -> jax.Array:

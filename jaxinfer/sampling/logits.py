@@ -3,8 +3,6 @@
 No setting is static: one program serves every combination. Knows nothing of random numbers.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,50 +67,43 @@ def _keep_all(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
 
 
 def _keep_likeliest(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
-    best = lax.top_k(scaled, min(NUM_CANDIDATES, scaled.shape[-1]))[0]
-    scaled = _keep_top_k(scaled, best, rows.top_k)
-    return _keep_top_p(scaled, best, rows.top_p)
+    """Top-k, then top-p: each keeps the fewest likeliest tokens whose weights reach a goal.
+
+    For top-k a token weighs one and the goal is k; for top-p it weighs its probability. One loop of
+    up to two rounds, so that both are compiled once.
+    """
+    vocab_size = scaled.shape[-1]
+    best = lax.top_k(scaled, min(NUM_CANDIDATES, vocab_size))[0]
+
+    def keep(turn, scaled):
+        by_count = turn == 0
+        weights, best_weights = (
+            jnp.where(by_count, jnp.float32(1), jnp.exp(values)) for values in (scaled, best)
+        )
+        mass = rows.top_p * folded_sum(weights)[:, 0]
+        goal = jnp.where(by_count, rows.top_k.astype(jnp.float32), mass)
+        is_off = jnp.where(
+            by_count, (rows.top_k <= 0) | (rows.top_k >= vocab_size), rows.top_p >= 1
+        )
+        guess = _guess_threshold(best, best_weights, goal)
+        threshold = _find_threshold(scaled, weights, goal, guess, is_off)
+        return jnp.where(_ordered_keys(scaled) >= threshold[:, None], scaled, EXCLUDED)
+
+    first = jnp.where(jnp.any(rows.top_k > 0), 0, 1)
+    return lax.fori_loop(first, jnp.where(jnp.any(rows.top_p < 1), 2, 1), keep, scaled)
 
 
-def _keep_top_k(scaled: jax.Array, best: jax.Array, top_k: jax.Array) -> jax.Array:
-    num_candidates, keys = best.shape[-1], _ordered_keys(scaled)
-    guess = _candidate_key(best, top_k - 1)
-    # Where the candidates reach that far the guess is right; where top_k is off, 0 is.
-    low = jnp.where(top_k <= num_candidates, jnp.where(top_k > 0, guess, 0), 0)
-    high = jnp.where(top_k <= num_candidates, low + 1, _KEY_PAST_BEST)
-    wanted = jnp.minimum(top_k, scaled.shape[-1])
+def _guess_threshold(best: jax.Array, weights: jax.Array, goal: jax.Array) -> jax.Array:
+    """The key of the candidate with which the candidates' weights reach the goal: [B] u32.
 
-    def enough(threshold):
-        return jnp.sum((keys >= threshold[:, None]).astype(jnp.int32), axis=-1) >= wanted
-
-    return _above(scaled, _largest_that(enough, low, high, guess))
-
-
-def _keep_top_p(scaled: jax.Array, best: jax.Array, top_p: jax.Array) -> jax.Array:
-    keys, weights = _ordered_keys(scaled), jnp.exp(scaled)  # the best is at 0: weights in [0, 1]
-    wanted = top_p * folded_sum(weights)[:, 0]
-    # A product with ones above the diagonal is a cumulative sum that compiles at once.
+    A product with ones above the diagonal is a cumulative sum, and compiles in no time.
+    """
     place = jnp.arange(best.shape[-1])
     upper = (place[:, None] <= place[None, :]).astype(jnp.float32)
-    mass = jnp.dot(jnp.exp(best), upper, precision=lax.Precision.HIGHEST)
-    guess = _candidate_key(best, jnp.sum((mass < wanted[:, None]).astype(jnp.int32), axis=-1))
-
-    def enough(threshold):
-        kept = jnp.where(keys >= threshold[:, None], weights, jnp.float32(0))
-        return folded_sum(kept)[:, 0] >= wanted
-
-    low = jnp.zeros(top_p.shape, jnp.uint32)
-    high = jnp.where(top_p < 1, _KEY_PAST_BEST, low + 1)
-    return _above(scaled, _largest_that(enough, low, high, guess))
-
-
-def _candidate_key(best: jax.Array, place: jax.Array) -> jax.Array:
-    inside = jnp.clip(place, 0, best.shape[-1] - 1)
-    return _ordered_keys(jnp.take_along_axis(best, inside[:, None], axis=-1)[:, 0])
-
-
-def _above(scaled: jax.Array, threshold: jax.Array) -> jax.Array:
-    return jnp.where(_ordered_keys(scaled) >= threshold[:, None], scaled, EXCLUDED)
+    sums = jnp.dot(weights, upper, precision=lax.Precision.HIGHEST)
+    # The likeliest one at which it is reached, -inf where that lies beyond them.
+    reached = jnp.where(sums >= goal[:, None], best, EXCLUDED)
+    return _ordered_keys(jnp.max(reached, axis=-1))
 
 
 def _ordered_keys(values: jax.Array) -> jax.Array:
@@ -125,29 +116,29 @@ def _ordered_keys(values: jax.Array) -> jax.Array:
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
-def _largest_that(
-    enough: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array, guess: jax.Array
+def _find_threshold(
+    scaled: jax.Array, weights: jax.Array, goal: jax.Array, guess: jax.Array, is_off: jax.Array
 ) -> jax.Array:
-    """The largest threshold a row for which `enough` holds: [B] u32.
+    """The largest key a row from which on the weights reach the goal: [B] u32; 0 where it is off.
 
-    No sort: each pass over the tokens counts or sums. What holds for a threshold holds for every
-    smaller one, so the result is the same whatever was guessed: where every guess is right it takes
-    two passes (the guess holds, the next key does not), else up to 34.
-
-    Args:
-        low, high: [B] u32 – `enough` holds at low and not at high; rows one apart are done.
-        guess: [B] u32 – tried first.
+    No sort but passes over the tokens: what reaches the goal from a key does so from every smaller
+    one. The result is the same whatever was guessed. Where every guess is right it takes two passes
+    (from the guess on they reach it, from the next key on they do not), else up to 34.
     """
+    keys = _ordered_keys(scaled)
 
-    def narrowed(bounds):
+    def narrow(bounds):
         step, low, high = bounds
         middle = low + (high - low) // 2
         tried = jnp.where(step < 2, jnp.clip(guess + step, low + 1, high - 1), middle)
-        tried = jnp.where(high - low > 1, tried, low)
-        holds = enough(tried)
-        return step + 1, jnp.where(holds, tried, low), jnp.where(holds, high, tried)
+        kept = jnp.where(keys >= tried[:, None], weights, jnp.float32(0))
+        reaches = folded_sum(kept)[:, 0] >= goal
+        is_open = high - low > 1
+        return step + 1, jnp.where(is_open & reaches, tried, low), jnp.where(reaches, high, tried)
 
-    def is_open(bounds):
+    def is_unsettled(bounds):
         return jnp.any(bounds[2] - bounds[1] > 1)
 
-    return lax.while_loop(is_open, narrowed, (jnp.uint32(0), low, high))[1]
+    low = jnp.zeros(goal.shape, jnp.uint32)
+    high = jnp.where(is_off, low + 1, _KEY_PAST_BEST)
+    return lax.while_loop(is_unsettled, narrow, (jnp.uint32(0), low, high))[1]

@@ -144,6 +144,53 @@ def test_any_combination_equals_the_reference(cases: list[tuple[list[float], Any
         assert any(np.allclose(ours, one, rtol=1e-6, atol=1e-6) for one in theirs), params
 
 
+WIDE = 700  # more tokens than there are candidates
+
+
+def keep_wide(logits: np.ndarray, *params: dict[str, Any]) -> list[np.ndarray]:
+    """Rows' kept tokens, with as many rows as parameters."""
+    rows = np.broadcast_to(logits, (len(params), WIDE)).astype(np.float32)
+    return [row > -np.inf for row in np.asarray(filter_program(rows, sampling_rows(*params)))]
+
+
+@pytest.mark.parametrize("shape", ["flat", "peaked", "tied"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        *({"top_k": k} for k in (1, 2, 255, 256, 257, 300, 699, 700, 701)),
+        *({"top_p": p} for p in (1e-6, 0.1, 0.5, 0.9, 0.999)),
+        *({"top_k": k, "top_p": p} for k in (50, 256, 400) for p in (0.3, 0.95)),
+    ],
+)
+def test_thresholds_inside_and_beyond_the_candidates(shape: str, params: dict[str, Any]) -> None:
+    """The kept tokens are the reference's, and those of a step whose other rows search longer."""
+    order = np.random.default_rng(2).permutation(WIDE)
+    logits = {
+        "flat": order / 1000,
+        "peaked": -2 * np.log1p(order),
+        "tied": np.minimum(order // 40, 12) / 4,
+    }[shape].astype(np.float32)
+    plain = {"temperature": 1.0}
+    alone, _ = keep_wide(logits, params, plain)
+    other = [{"top_k": 600, "top_p": 0.97}, {"top_p": 0.99}]
+    beside = keep_wide(logits, plain, other[0], params, other[1])[2]
+    np.testing.assert_array_equal(alone, beside)
+    around = (params.get("top_p", 1.0) + slack for slack in (-1e-6, 0, 1e-6))
+    exact = [reference.filtered(logits, **{**params, "top_p": p}) > -np.inf for p in around]
+    assert any((alone == kept).all() for kept in exact)
+
+
+def test_a_guess_that_is_wrong_changes_nothing() -> None:
+    """Many equal weights: sums over candidates and over all tokens round differently."""
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        logits = np.log(draw.integers(1, 4, WIDE)).astype(np.float32)
+        logits[draw.integers(WIDE, size=200)] = 5
+        alone, _ = keep_wide(logits, {"top_p": 0.7}, {})
+        beside = keep_wide(logits, {"top_p": 0.9999}, {"top_k": 500}, {"top_p": 0.7}, {})[2]
+        np.testing.assert_array_equal(alone, beside)
+
+
 def test_a_row_s_bits_do_not_depend_on_its_neighbours() -> None:
     logits = 4 * np.random.default_rng(0).normal(size=(33, 50)).astype(np.float32)
     params = [
