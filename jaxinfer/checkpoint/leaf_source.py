@@ -24,11 +24,20 @@ ROW_STEP = 32  # rows that every packing divides into whole words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InputRounding:
+    """How a layer's inputs were meant to be rounded: "int8" or "fp8", and columns under a scale."""
+
+    kind: Literal["int8", "fp8"]
+    group: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedForm:
     """Every shape and dtype of a packed matrix; the records of `layers/weights.py` hold its arrays.
 
     shape: (out, in). codes: how wide a code is stored. group, out_group: columns and rows under one
     scale. addend: what is beside the scales. is_permuted: columns lie in an order of their own.
+    inputs: how the checkpoint was meant to round the layer's inputs, None for not at all.
     """
 
     shape: tuple[int, int]
@@ -38,6 +47,7 @@ class PackedForm:
     addend: Addend = "none"
     out_group: int = 1
     is_permuted: bool = False
+    inputs: InputRounding | None = None
 
     @property
     def bits(self) -> int:

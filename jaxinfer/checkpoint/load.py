@@ -47,16 +47,18 @@ def abstract_params(
     architecture: Architecture,
     weight_dtype: Any,
     packed: Mapping[Leaf, PackedForm] | None = None,
+    *,
+    round_inputs: bool = False,
 ) -> Any:
     """The parameters' shapes and dtypes: the tree of `load_params`, nothing read.
 
     Args:
-        packed: leaves that are kept packed; none by default.
+        packed: leaves that are kept packed; none by default. round_inputs: as for `load_params`.
     """
     dtype, forms = _weight_dtype(weight_dtype), packed or {}
     return jax.tree.map(
         lambda leaf: (
-            abstract_record(forms[leaf])
+            abstract_record(forms[leaf], round_inputs=round_inputs)
             if leaf in forms
             else jax.ShapeDtypeStruct(leaf.shape, _leaf_dtype(leaf, dtype))
         ),
@@ -69,6 +71,7 @@ def load_params(
     *,
     weight_dtype: Any,
     keep_packed: bool = False,
+    round_inputs: bool = False,
     sources: Mapping[Leaf, LeafSource] | None = None,
     place: Place | None = None,
     show_progress: bool = True,
@@ -80,6 +83,7 @@ def load_params(
         weight_dtype: "bfloat16" or "float32", of matrices and embeddings; norms and biases are
             float32.
         keep_packed: quantized matrices stay codes and scales; otherwise they are decoded here.
+        round_inputs: the inputs of packed matrices are rounded where the checkpoint says how.
         sources: what fills each leaf; by default as `find_sources` says.
         place: puts an array (64-byte aligned, not written again) on its device; by default the
             default device, without a copy on the CPU.
@@ -102,7 +106,11 @@ def load_params(
     try:
         with bar:
             for leaf in leaves:
-                reader = _reader(checkpoint, leaf, sources[leaf], dtype, keep_packed)
+                source = sources[leaf]
+                if keep_packed and isinstance(source, PackedMatrix):
+                    reader = _PackedReader(checkpoint, leaf, source, round_inputs)
+                else:
+                    reader = _FloatReader(checkpoint, leaf, source, _leaf_dtype(leaf, dtype))
                 reader.read(bar)
                 values.append(jax.block_until_ready(reader.placed(place)))
     except BaseException:
@@ -132,14 +140,6 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     raw = np.empty(num_bytes + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + num_bytes].view(dtype).reshape(shape)
-
-
-def _reader(
-    checkpoint: Checkpoint, leaf: Leaf, source: LeafSource, dtype: np.dtype, keep_packed: bool
-) -> "_LeafReader":
-    if keep_packed and isinstance(source, PackedMatrix):
-        return _PackedReader(checkpoint, leaf, source)
-    return _FloatReader(checkpoint, leaf, source, _leaf_dtype(leaf, dtype))
 
 
 class _LeafReader:
@@ -222,9 +222,11 @@ class _FloatReader(_LeafReader):
 class _PackedReader(_LeafReader):
     """Reads one quantized matrix into one buffer for each of its arrays."""
 
-    def __init__(self, checkpoint: Checkpoint, leaf: Leaf, source: PackedMatrix) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, leaf: Leaf, source: PackedMatrix, round_inputs: bool
+    ) -> None:
         super().__init__(checkpoint, leaf, source)
-        self.matrix, self.form = source, source.form
+        self.matrix, self.form, self.round_inputs = source, source.form, round_inputs
         self.buffers = {
             name: _aligned_empty(shape, dtype)
             for name, (shape, dtype) in source.form.arrays().items()
@@ -256,4 +258,4 @@ class _PackedReader(_LeafReader):
 
     def placed(self, place: Place) -> Any:
         arrays = {name: place(buffer, self.leaf) for name, buffer in self.buffers.items()}
-        return packed_record(self.form, arrays)
+        return packed_record(self.form, arrays, round_inputs=self.round_inputs)

@@ -16,13 +16,23 @@ from jaxinfer.layers.weights import (
     PackedMatrix,
     PermutedWeight,
     QuantWeight,
+    RoundedInputWeight,
     ZeroPointWeight,
 )
 
 
-def packed_record(form: PackedForm, arrays: Mapping[str, Any]) -> PackedMatrix:
-    """The record of a form; `arrays` has an array or a shape for each name of `form.arrays()`."""
+def packed_record(
+    form: PackedForm, arrays: Mapping[str, Any], *, round_inputs: bool = False
+) -> PackedMatrix:
+    """The record of a form; `arrays` has an array or a shape for each name of `form.arrays()`.
+
+    round_inputs: inputs are rounded where the form says how.
+    """
     matrix = _grouped(form, arrays)
+    if round_inputs and form.inputs is not None:
+        return RoundedInputWeight(
+            matrix=matrix, inputs=form.inputs.kind, input_group=form.inputs.group
+        )
     return PermutedWeight(order=arrays["order"], matrix=matrix) if form.is_permuted else matrix
 
 
@@ -43,12 +53,9 @@ def _grouped(form: PackedForm, arrays: Mapping[str, Any]) -> GroupedWeight:
     return QuantWeight(codes=codes, scales=scales, bits=bits, group=group)
 
 
-def abstract_record(form: PackedForm) -> PackedMatrix:
+def abstract_record(form: PackedForm, *, round_inputs: bool = False) -> PackedMatrix:
     """The record with shapes in place of arrays."""
-    return packed_record(
-        form,
-        {
-            name: jax.ShapeDtypeStruct(shape, dtype)
-            for name, (shape, dtype) in form.arrays().items()
-        },
-    )
+    shapes = {
+        name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in form.arrays().items()
+    }
+    return packed_record(form, shapes, round_inputs=round_inputs)

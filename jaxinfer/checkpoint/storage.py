@@ -14,18 +14,21 @@ from jaxinfer.checkpoint.load import packed_forms
 from jaxinfer.checkpoint.round_to_nearest import RoundedMatrix
 from jaxinfer.config.geometry import PackedShare
 from jaxinfer.config.quantization import Quantization, choose_weight_form
+from jaxinfer.errors import ConfigError
 from jaxinfer.models.spec import Leaf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
     """sources: what fills each leaf. packed: the leaves that stay packed, and how. form: "packed"
-    or "dequantized", of all that could be either; reason: why."""
+    or "dequantized", of all that could be either; reason: why.
+    round_inputs: inputs of packed layers are rounded where the checkpoint says how."""
 
     sources: Mapping[Leaf, LeafSource]
     packed: Mapping[Leaf, PackedForm]
     form: str
     reason: str
+    round_inputs: bool = False
 
     @property
     def share(self) -> PackedShare:
@@ -38,18 +41,31 @@ class Storage:
 
 
 def decide_storage(
-    checkpoint: Checkpoint, *, weights: str, quantization: Quantization | None, platform: str
+    checkpoint: Checkpoint,
+    *,
+    weights: str,
+    quantization: Quantization | None,
+    platform: str,
+    activations: str = "float",
 ) -> Storage:
     """How an engine on `platform` keeps the checkpoint's parameters.
 
     Args:
         weights: "auto", "packed" or "dequantized".
-        quantization: rounds matrices at load, also those that the checkpoint stores rounded.
+        activations: "float", or "checkpoint" to round inputs where the checkpoint says how.
+        quantization: rounds matrices at load, those of GGUF blocks too.
 
     Raises:
         CheckpointError, UnsupportedError: as `find_sources`.
+        ConfigError: rounding a checkpoint that somebody has quantized with care, or rounding inputs
+            of layers that are not packed, or of a checkpoint that says nothing of them.
     """
     sources = find_sources(checkpoint)
+    if quantization is not None and checkpoint.kind == "hf" and checkpoint.quant_format:
+        raise ConfigError(
+            f"quantization={quantization.method!r} rounds float models, {checkpoint.path} is "
+            f"quantized already ({checkpoint.quantization}); leave quantization out"
+        )
     if quantization is not None:
         layers = checkpoint.config.num_layers
         sources = {
@@ -57,8 +73,21 @@ def decide_storage(
         }
     forms = packed_forms(sources)
     form, reason = choose_weight_form(weights, platform, len(forms))
+    if weights == "auto" and activations == "checkpoint" and forms:
+        form, reason = "packed", "activations='checkpoint' rounds inputs of packed layers"
+    packed = forms if form == "packed" else {}
+    if activations == "checkpoint" and not any(kept.inputs for kept in packed.values()):
+        raise ConfigError(
+            f"activations='checkpoint' rounds inputs of packed layers: weights are {form} here, "
+            f"and {checkpoint.path} is {checkpoint.quantization}; set weights='packed' with a "
+            "checkpoint made for that, or leave activations out"
+        )
     return Storage(
-        sources=sources, packed=forms if form == "packed" else {}, form=form, reason=reason
+        sources=sources,
+        packed=packed,
+        form=form,
+        reason=reason,
+        round_inputs=activations == "checkpoint",
     )
 
 

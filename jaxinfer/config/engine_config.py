@@ -7,7 +7,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from jaxinfer.config.option_names import Planned, accepted_options
-from jaxinfer.config.quantization import WEIGHT_FORMS, Quantization, quantization_from
+from jaxinfer.config.quantization import (
+    ACTIVATIONS,
+    WEIGHT_FORMS,
+    Quantization,
+    quantization_from,
+)
 from jaxinfer.config.sampling_params import MAX_LOGPROBS
 from jaxinfer.config.speculative_config import SpeculativeConfig, speculative_config
 from jaxinfer.errors import ConfigError, UnsupportedError
@@ -16,6 +21,7 @@ _CHOICES = {
     "dtype": ("auto", "bfloat16", "float32"),
     "kv_cache_dtype": ("auto", "bfloat16", "float32"),
     "weights": WEIGHT_FORMS,
+    "activations": ACTIVATIONS,
     "admission": ("reserve", "optimistic"),
     "preemption": ("swap", "recompute"),
     "scheduling_policy": ("fcfs", "priority"),
@@ -63,6 +69,8 @@ class EngineConfig:
         `Quantization`'s fields; None leaves them as the checkpoint has them.
     weights: quantized ones stay "packed", or are "dequantized" at load; "auto" is what is fastest
         on the device.
+    activations: "checkpoint" rounds the inputs of packed linear layers where the checkpoint was
+        made for that (W8A8, FP8); "float" leaves them.
     max_model_len: tokens a request may hold, prompt and output.
     max_num_seqs: slots, i.e. requests that run at once.
     block_size: tokens in a page, a power of two.
@@ -100,6 +108,7 @@ class EngineConfig:
     kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     quantization: str | Mapping[str, Any] | Quantization | None = None
     weights: Literal["auto", "packed", "dequantized"] = "auto"
+    activations: Literal["float", "checkpoint"] = "float"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     block_size: int | None = None

@@ -12,6 +12,7 @@ from jaxinfer.errors import ConfigError, UnsupportedError
 
 Method = Literal["int8", "int4", "fp8"]
 METHODS = ("int8", "int4", "fp8")
+ACTIVATIONS = ("float", "checkpoint")
 WEIGHT_FORMS = ("auto", "packed", "dequantized")
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")

@@ -86,9 +86,7 @@ def build_engine(
     geometry = decide_geometry(ask, checkpoint.config, device, storage.share)
     text = _tokenizer(checkpoint, tokenizer)
     defaults = default_params(checkpoint.generation_config, wanted=ask.use_generation_config)
-    shapes = abstract_params(
-        checkpoint.config, checkpoint.architecture, geometry.weight_dtype, storage.packed
-    )
+    shapes = _shapes(checkpoint, geometry, storage)
     _check_room(_num_bytes(shapes), cache_bytes(checkpoint.config, geometry), device)
     with counted_compiles(compiles):
         programs = compile_programs(
@@ -117,6 +115,16 @@ def build_engine(
         geometry=geometry,
         memory=memory,
         default_params=defaults,
+    )
+
+
+def _shapes(checkpoint: Checkpoint, geometry: Geometry, storage: Storage) -> Any:
+    return abstract_params(
+        checkpoint.config,
+        checkpoint.architecture,
+        geometry.weight_dtype,
+        storage.packed,
+        round_inputs=storage.round_inputs,
     )
 
 
@@ -159,6 +167,7 @@ def _load(
         checkpoint,
         weight_dtype=geometry.weight_dtype,
         keep_packed=storage.form == "packed",
+        round_inputs=storage.round_inputs,
         sources=storage.sources,
         show_progress=show_progress,
     )
@@ -181,6 +190,7 @@ def storage_for(ask: EngineConfig, checkpoint: Checkpoint, device: Device) -> St
     return decide_storage(
         checkpoint,
         weights=ask.weights,
+        activations=ask.activations,
         quantization=quantization_from(ask.quantization),
         platform=device.platform,
     )

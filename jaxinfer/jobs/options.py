@@ -56,6 +56,7 @@ ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "dtype": (str, "Numbers of the weights: auto, bfloat16 or float32."),
         "quantization": (str, "Round the linear layers at load: int8, int4 or fp8."),
         "weights": (str, "Quantized weights: auto, packed or dequantized."),
+        "activations": (str, "Inputs of packed layers: float, or checkpoint to round them."),
         "kv_cache_dtype": (str, "Numbers of the KV cache: auto, bfloat16 or float32."),
         "max_model_len": (int, "Tokens a request may hold, prompt and output."),
         "max_num_seqs": (int, "Slots: requests that run together."),

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.layers.rounded_inputs import round_inputs
 from jaxinfer.layers.weights import (
     BiasedWeight,
     BlockScaledWeight,
@@ -11,6 +12,7 @@ from jaxinfer.layers.weights import (
     OffsetWeight,
     PermutedWeight,
     QuantWeight,
+    RoundedInputWeight,
     ZeroPointWeight,
 )
 from pallas_kernels.quant_matmul import quant_matmul
@@ -46,6 +48,8 @@ def matmul(x: jax.Array, matrix: Matrix) -> jax.Array:
         [..., out] f32.
     """
     match matrix:
+        case RoundedInputWeight(matrix=inner):
+            return matmul(round_inputs(x, matrix.inputs, matrix.input_group), inner)
         case PermutedWeight(order=order, matrix=inner):
             return matmul(jnp.take(x, order, axis=-1, mode="clip"), inner)
         case QuantWeight():

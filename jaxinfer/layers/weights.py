@@ -71,7 +71,16 @@ class PermutedWeight:
     matrix: GroupedWeight
 
 
-PackedMatrix = GroupedWeight | PermutedWeight
+@struct.dataclass
+class RoundedInputWeight:
+    """A matrix whose inputs are rounded before the product (W8A8, FP8 with dynamic inputs)."""
+
+    matrix: GroupedWeight
+    inputs: str = struct.field(pytree_node=False)  # "int8" or "fp8"
+    input_group: int = struct.field(pytree_node=False)  # columns under one scale of a row
+
+
+PackedMatrix = GroupedWeight | PermutedWeight | RoundedInputWeight
 Matrix = jax.Array | PackedMatrix
 
 

@@ -13,7 +13,8 @@ from jaxinfer.checkpoint.load import abstract_params, load_params
 from jaxinfer.checkpoint.storage import Storage, decide_storage
 from jaxinfer.config.geometry import PackedShare, weights_bytes
 from jaxinfer.config.quantization import quantization_from
-from jaxinfer.layers.weights import QuantWeight
+from jaxinfer.errors import ConfigError
+from jaxinfer.layers.weights import QuantWeight, RoundedInputWeight
 from tests.support.tiny_models import write_tiny, write_tiny_gguf
 
 DEEP: dict[str, Any] = {"num_hidden_layers": 4}
@@ -101,6 +102,12 @@ def test_a_rounded_checkpoint_may_be_rounded_again(tmp_path: Path) -> None:
     assert [layer["up"].value.bits for layer in params["layers"]] == [8, 4, 4, 8]
 
 
+def test_a_checkpoint_quantized_with_care_is_not_rounded_again() -> None:
+    folder = Path(__file__).parents[1] / "data" / "quant" / "awq_w4_g32"
+    with pytest.raises(ConfigError, match="quantized already .awq 4-bit group 32.; leave quant"):
+        storage(folder, quantization="int8")
+
+
 def test_bytes_are_planned_with_what_is_packed(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path, **DEEP)
     checkpoint, kept = storage(folder, weights="packed", quantization="int4")
@@ -110,3 +117,52 @@ def test_bytes_are_planned_with_what_is_packed(tmp_path: Path) -> None:
     exact = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes)) - norms
     assert weights_bytes(config, "bfloat16", kept.share) == exact
     assert exact < 0.75 * weights_bytes(config, "bfloat16")
+
+
+QUANT = Path(__file__).parents[1] / "data" / "quant"
+
+
+def decided(name: str, **asked: Any) -> tuple[Any, Storage]:
+    checkpoint = open_checkpoint(QUANT / name, show_progress=False)
+    given = {"weights": "auto", "quantization": None, "platform": "cpu"} | asked
+    return checkpoint, decide_storage(checkpoint, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "group"),
+    [
+        ("ct_w8a8_dynamic", "int8", 128),
+        ("ct_fp8_block", "fp8", 128),
+        ("ct_fp8_kv", "fp8", 128),
+        ("hf_fp8_block_llama_64x32", "fp8", 32),
+    ],
+)
+def test_inputs_as_the_checkpoint_says(name: str, kind: str, group: int) -> None:
+    """On request; and then layers are packed, also where that is not the default."""
+    checkpoint, kept = decided(name, activations="checkpoint")
+    assert kept.form == "packed" and "rounds inputs" in kept.reason
+    params = load_params(
+        checkpoint,
+        weight_dtype="float32",
+        keep_packed=True,
+        round_inputs=kept.round_inputs,
+        sources=kept.sources,
+        show_progress=False,
+    )
+    weight = params["layers"][0]["q"].value
+    assert isinstance(weight, RoundedInputWeight)
+    assert (weight.inputs, weight.input_group) == (kind, group)
+    shapes = abstract_params(
+        checkpoint.config, checkpoint.architecture, "float32", kept.packed, round_inputs=True
+    )
+    assert jax.tree.structure(shapes) == jax.tree.structure(params)
+    assert not decided(name)[1].round_inputs
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"), [("gptq_w4_g32_asym", "packed"), ("ct_w8a8_dynamic", "dequantized")]
+)
+def test_rounded_inputs_that_cannot_be(name: str, weights: str) -> None:
+    """Asked of a checkpoint that says nothing of inputs, or of layers that are not packed."""
+    with pytest.raises(ConfigError, match="activations='checkpoint' rounds inputs of packed"):
+        decided(name, weights=weights, activations="checkpoint")

@@ -138,7 +138,7 @@ BAD_MODELS: list[tuple[Callable[[Path], Path], type[JaxInferError], list[str]]] 
     (unknown_architecture, UnsupportedError, ["llama17", "known: llama"]),
     (unknown_gguf_architecture, UnsupportedError, ["rwkv7", "known: llama"]),
     (unknown_pre, UnsupportedError, ["smollm9"]),
-    (unknown_quantization, UnsupportedError, ["mystery", "use an unquantized"]),
+    (unknown_quantization, UnsupportedError, ["mystery", "known: gptq", "an unquantized"]),
     (missing_tensor, CheckpointError, [Q_PROJ, "1 of the", "fetch"]),
     (missing_shard, CheckpointError, ["model-00002-of-00002.safetensors"]),
     (wrong_shape, CheckpointError, [Q_PROJ, "[64, 63]", "[64, 64]"]),

@@ -11,9 +11,7 @@ from tests.end_to_end.conftest import OpenLLM
 from tests.end_to_end.engines import bits, run
 from tests.support.tiny_models import write_tiny_gguf
 
-PROMPTS = [
-    [(7 * place * (row + 3) + row) % 320 for place in range(5 + 9 * row)] for row in range(4)
-]
+PROMPTS = [[(7 * at * (row + 3) + row) % 320 for at in range(5 + 9 * row)] for row in range(4)]
 OPTIONS: dict[str, Any] = {"max_num_batched_tokens": 16, "max_num_seqs": 4}
 PARAMS = SamplingParams(temperature=0.8, max_tokens=6, seed=3, ignore_eos=True, logprobs=2)
 

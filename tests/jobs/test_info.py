@@ -65,6 +65,22 @@ def test_json_of_a_quantized_file(runner: CliRunner) -> None:
     assert facts["would_run"]["attention"] == "reference"
 
 
+def test_the_form_of_weights_and_why() -> None:
+    """Bytes are those of the form that would run."""
+    decoded = describe_model(str(Q4_GGUF)).plan
+    assert decoded["weights"].startswith("dequantized: a CPU is fastest")
+    packed = describe_model(str(Q4_GGUF), weights="packed").plan
+    assert packed["weights"] == "packed: weights='packed' was asked for"
+    assert packed["packed_matrices"] == 13
+    assert packed["weight_bytes"] < 0.75 * decoded["weight_bytes"]
+    plain = describe_model(str(LLAMA), weights="packed").plan
+    assert plain["weights"] == "dequantized: there is nothing that could stay packed"
+    rounded = describe_model(
+        str(LLAMA), weights="packed", quantization={"method": "int4", "float_ends": 0}
+    ).plan
+    assert rounded["packed_matrices"] == 14
+
+
 def test_tables(runner: CliRunner) -> None:
     done = runner.invoke(app, ["info", str(Q4_GGUF)])
     assert done.exit_code == 0, done.output

@@ -22,17 +22,15 @@ Logits = Callable[..., np.ndarray]
 
 @pytest.fixture(scope="session")
 def forward_logits() -> Logits:
-    """(checkpoint, ids, keep_packed=False) → [T, V], all ids in one row of 64 tokens, everything
-    in float32. Checkpoints of one shape share a program."""
+    """(checkpoint, ids, **options of load_params) → [T, V], all ids in one row of 64 tokens,
+    everything in float32. Checkpoints of one shape share a program."""
     programs: dict[Any, Any] = {}
 
-    def run(path: Path, ids: list[int], *, keep_packed: bool = False) -> np.ndarray:
+    def run(path: Path, ids: list[int], **options: bool) -> np.ndarray:
         checkpoint = open_checkpoint(path, show_progress=False)
         config, device = checkpoint.config, Device(platform="cpu", free_bytes=1 << 30)
         geometry = plan_geometry(engine_config(dtype="float32", max_num_seqs=2), config, device)
-        params = load_params(
-            checkpoint, weight_dtype="float32", keep_packed=keep_packed, show_progress=False
-        )
+        params = load_params(checkpoint, weight_dtype="float32", show_progress=False, **options)
         groups = len(geometry.group_windows)
         tables = np.zeros((groups, 1, geometry.pages_per_row), np.int32)
         tables[:, 0, 0] = 1

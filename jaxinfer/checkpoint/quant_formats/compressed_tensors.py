@@ -1,7 +1,8 @@
 """HOST. compressed-tensors checkpoints: packed integers, int8, FP8; 4-bit floats are decoded.
 
 `ct_config` says which layer is stored how; here are the tensors. Calibrated scales of a quantized
-KV cache are read and kept; what runs the cache decides about them. Inputs are not rounded.
+KV cache are read and kept; what runs the cache decides about them. Inputs with
+fixed scales stay float.
 """
 
 import re
@@ -74,6 +75,7 @@ class CompressedTensorsFormat(QuantFormat):
             "weight_scale",
             block=scheme.block,
             group_size=scheme.group_size,
+            inputs=scheme.inputs,
         )
 
     def extra_tensors(self) -> frozenset[str]:
@@ -87,7 +89,7 @@ class CompressedTensorsFormat(QuantFormat):
 def _summary(scheme: CtScheme) -> str:
     size = f" group {scheme.group_size}" if scheme.group_size > 0 else ""
     block = f" blocks of {scheme.block[0]}×{scheme.block[1]}" if scheme.block else ""
-    inputs = ", made for rounded inputs" if scheme.quantizes_inputs else ""
+    inputs = f", made for {scheme.inputs[0]} inputs" if scheme.inputs else ""
     return f"{scheme.format} {scheme.kind}{scheme.bits}{size}{block}{inputs}"
 
 

@@ -7,7 +7,7 @@ class. Reads no tensor.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jaxinfer.checkpoint.config_reader import ConfigReader
 from jaxinfer.errors import CheckpointError, UnsupportedError
@@ -25,7 +25,8 @@ class CtScheme:
     """How layers of one group are stored.
 
     group_size: columns under one scale, -1 for all. block: (rows, columns) under one scale, or
-    None. quantizes_inputs: the checkpoint was made for inputs that are rounded too.
+    None. inputs: (kind, group size) of inputs that are meant to be rounded, -1 for a row; None
+    where they stay float, or have fixed scales.
     """
 
     format: str
@@ -34,7 +35,7 @@ class CtScheme:
     is_symmetric: bool
     group_size: int
     block: tuple[int, int] | None
-    quantizes_inputs: bool
+    inputs: tuple[Literal["int8", "fp8"], int] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +128,17 @@ def _scheme(group: Mapping[str, Any], place: str, config: ConfigReader) -> CtSch
         is_symmetric=weights.get("symmetric", True) is True,
         group_size=weights.whole("group_size") if grouped else -1,
         block=_block(weights) if strategy == "block" else None,
-        quantizes_inputs=bool(group.get("input_activations")),
+        inputs=_inputs(group.get("input_activations") or {}),
     )
+
+
+def _inputs(scheme: Mapping[str, Any]) -> tuple[Literal["int8", "fp8"], int] | None:
+    kinds: dict[str, Literal["int8", "fp8"]] = {"int8": "int8", "float8": "fp8"}
+    kind = kinds.get(f"{scheme.get('type', 'int')}{scheme.get('num_bits', 8)}")
+    is_known = scheme.get("strategy") in ("token", "group") and scheme.get("symmetric", True)
+    if not scheme.get("dynamic") or kind is None or not is_known:
+        return None
+    return kind, scheme.get("group_size") or -1
 
 
 def _check_width(form: str, bits: int, kind: str, place: str) -> None:

@@ -1,14 +1,22 @@
 """HOST. FP8 matrices: one scale a tensor, an output, a group of columns or a rectangle of elements.
 
 `FineGrainedFp8Format` is Hugging Face's `quant_method: "fp8"`; compressed-tensors reads its own
-float-quantized layers through `Fp8Matrix` too. Activations stay float.
+float-quantized and int-quantized layers through `ScaledMatrix` too.
 """
+
+from typing import Literal
 
 import ml_dtypes
 import numpy as np
 
 from jaxinfer.checkpoint.config_reader import ConfigReader
-from jaxinfer.checkpoint.leaf_source import CodeKind, PackedForm, PackedMatrix, PackedRows
+from jaxinfer.checkpoint.leaf_source import (
+    CodeKind,
+    InputRounding,
+    PackedForm,
+    PackedMatrix,
+    PackedRows,
+)
 from jaxinfer.checkpoint.quant_formats.quant_format import (
     FLOATS,
     QuantFormat,
@@ -33,6 +41,7 @@ class FineGrainedFp8Format(QuantFormat):
             raise UnsupportedError(f"{config.place}: fmt={config['fmt']!r} is not read; only e4m3")
         block = config.get("weight_block_size")
         self._tensors, self._block = tensors, None if block is None else _block(block, config.place)
+        self._rounds = config.get("activation_scheme", "dynamic") == "dynamic"
         self.summary = "fp8 " + ("" if block is None else f"blocks of {block[0]}×{block[1]}")
 
     def matrix(self, layer: str, shape: tuple[int, int]) -> PackedMatrix | None:
@@ -41,7 +50,9 @@ class FineGrainedFp8Format(QuantFormat):
             return None  # left plain, or missing or of a wrong kind: whoever asked will say so
         old = f"{layer}.weight_scale" in self._tensors.infos
         scale = "weight_scale" if old else "weight_scale_inv"
-        return ScaledMatrix(self._tensors, layer, shape, scale, block=None if old else self._block)
+        block = None if old else self._block
+        inputs = ("fp8", block[1] if block else -1) if self._rounds else None
+        return ScaledMatrix(self._tensors, layer, shape, scale, block=block, inputs=inputs)
 
     def extra_tensors(self) -> frozenset[str]:
         """Scales of activations, which stay float here."""
@@ -60,8 +71,10 @@ class ScaledMatrix(PackedMatrix):
         *,
         block: tuple[int, int] | None = None,
         group_size: int = -1,
+        inputs: tuple[Literal["int8", "fp8"], int] | None = None,
     ) -> None:
-        """block: (rows, columns) under one scale. group_size: columns under one scale of a row."""
+        """block: (rows, columns) under one scale. group_size: columns under one scale of a row.
+        inputs: kind and group size of inputs that are meant to be rounded."""
         self.name, self.shape, self._tensors = layer, shape, tensors
         infos = require(tensors, layer, ("weight", scale))
         check_stored(infos[0], shape, tuple(_CODES), "a quantized layer")
@@ -85,6 +98,7 @@ class ScaledMatrix(PackedMatrix):
             out_group=min(block[0], shape[0]) if block else 1,
             scale_dtype=scale_dtype(infos[1]),
             addend="none" if self._zeros is None else "zeros",
+            inputs=_input_rounding(inputs, shape[1]),
         )
 
     def read_packed(self, start: int, stop: int) -> PackedRows:
@@ -95,6 +109,15 @@ class ScaledMatrix(PackedMatrix):
             scales=self._scales[:, rows].astype(self.form.scale_dtype, copy=False),
             addends=None if self._zeros is None else self._zeros[:, start:stop],
         )
+
+
+def _input_rounding(
+    inputs: tuple[Literal["int8", "fp8"], int] | None, columns: int
+) -> InputRounding | None:
+    if inputs is None:
+        return None
+    group = columns if inputs[1] == -1 else inputs[1]
+    return None if columns % group else InputRounding(kind=inputs[0], group=group)
 
 
 def _grid(

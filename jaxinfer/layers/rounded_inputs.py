@@ -1,0 +1,37 @@
+"""DEV. Inputs of a linear layer rounded to 8 bits, a scale a row or a group of its columns.
+
+The numbers that an integer or FP8 product would see, as floats: the specification of what kernels
+for such products may do. Knows no weights.
+"""
+
+import jax
+import jax.numpy as jnp
+
+_LARGEST = {"int8": 127.0, "fp8": 448.0}
+
+
+def round_inputs(x: jax.Array, kind: str, group: int) -> jax.Array:
+    """x, each group of columns rounded to codes times its largest magnitude over the largest code.
+
+    The scale leaves no code on a tie: with 127.5 in place of 127 the largest value of every row
+    would lie half-way between two. It is multiplied by, never divided by: compilers make a product
+    of some divisions.
+
+    Args:
+        x: [..., in] f32 or bf16.
+        kind: "int8" or "fp8". group: columns under one scale, a divisor of in.
+
+    Returns:
+        [..., in] of x's dtype.
+    """
+    groups = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, group)
+    largest = jnp.max(jnp.abs(groups), axis=-1, keepdims=True)
+    limit = jnp.float32(_LARGEST[kind])
+    steps = jnp.where(largest > 0, limit / largest, jnp.float32(0))
+    codes = jnp.clip(groups * steps, -limit, limit)
+    if kind == "int8":
+        codes = jnp.round(codes)
+    else:
+        codes = codes.astype(jnp.float8_e4m3fn).astype(jnp.float32)
+    scales = largest * jnp.float32(1 / _LARGEST[kind])
+    return (codes * scales).reshape(x.shape).astype(x.dtype)
