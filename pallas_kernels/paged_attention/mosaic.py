@@ -4,6 +4,8 @@ A decode or verify step, whose query rows of a kv head fit in one tile, is bound
 prefill step by arithmetic. Knows no engine: pages, table and lengths say everything.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -91,7 +93,5 @@ def paged_attention(
         softcap=softcap,
         interpret=interpret,
     )
-    inputs = (q, k_pages, v_pages, table, starts, lengths)
-    if isinstance(tiles, DecodeTiles):
-        return decode_attention(*inputs, shape=shape, tiles=tiles)
-    return prefill_attention(*inputs, shape=shape, tiles=tiles)
+    run: Any = decode_attention if decodes else prefill_attention
+    return run(q, k_pages, v_pages, table, starts, lengths, shape=shape, tiles=tiles)

@@ -18,6 +18,7 @@ from pallas_kernels.mosaic_compat import iota, shared_union, simulation, tiled_s
 from pallas_kernels.paged_attention.mosaic_blocks import (
     WGMMA,
     BlockShape,
+    Softmax,
     add_block,
     block_range,
     block_scores,
@@ -57,9 +58,10 @@ def decode_attention(
     num_splits = _num_splits(positions, split, num_queries, shape.window)
     run = _decode_call(grouped.shape, (num_queries, group), (split, num_splits), shape, tiles)
     arrays = (grouped, k_pages, v_pages, table, starts, lengths)
-    out = run(*arrays)
+    parts = run(*arrays)
+    out = parts[0]
     if num_splits > 1:
-        out = _merge(*out, starts, lengths, split, shape).astype(q.dtype)
+        out = _merge(Softmax(*parts), starts, lengths, split, shape).astype(q.dtype)
     out = out[:, :, :real].reshape(num_rows, num_kv_heads, num_queries, group, head_dim)
     return out.swapaxes(1, 2).reshape(q.shape)
 
@@ -91,17 +93,9 @@ def _decode_call(
     """
     num_queries, group = tokens
     split, num_splits = splits
-    num_rows, num_kv_heads, rows, head_dim = rows_shape
+    num_rows, num_kv_heads, _, head_dim = rows_shape
     num_groups = head_dim // shape.columns
-    if num_splits == 1:
-        out_type: Any = jax.ShapeDtypeStruct(rows_shape, jnp.bfloat16)
-        results = [tiled_smem(num_groups, BLOCK_ROWS, shape.columns)]
-    else:
-        parts = (num_rows, num_kv_heads, num_splits, rows)
-        stats = jax.ShapeDtypeStruct(parts, jnp.float32)
-        out_type = (jax.ShapeDtypeStruct((*parts, head_dim), jnp.float32), stats, stats)
-        results = [tiled_smem(num_groups, BLOCK_ROWS, shape.columns, dtype=jnp.float32)]
-        results += [plgpu.SMEM((BLOCK_ROWS,), jnp.float32)] * 2
+    out_type, results = _results(rows_shape, num_splits, shape.columns)
     pipeline = tiled_smem(tiles.stages, tiles.block_keys, head_dim)
     ready = plgpu.Barrier(num_arrivals=shape.copies, num_barriers=tiles.stages)
     is_read = plgpu.Barrier(num_arrivals=num_groups, num_barriers=tiles.stages)
@@ -129,6 +123,24 @@ def _decode_call(
         kernel_name="decode_attention",
         interpret=simulation(shape.interpret),
     )
+
+
+def _results(
+    rows_shape: tuple[int, ...], num_splits: int, columns: int
+) -> tuple[list[jax.ShapeDtypeStruct], list[Any]]:
+    """What the kernel writes, and where in shared memory it is put together.
+
+    The output in bfloat16; of splits the weighted values, peaks and totals in float32.
+    """
+    num_rows, num_kv_heads, rows, head_dim = rows_shape
+    tile = (head_dim // columns, BLOCK_ROWS, columns)
+    if num_splits == 1:
+        return [jax.ShapeDtypeStruct(rows_shape, jnp.bfloat16)], [tiled_smem(*tile)]
+    parts = (num_rows, num_kv_heads, num_splits, rows)
+    stats = jax.ShapeDtypeStruct(parts, jnp.float32)
+    out_type = [jax.ShapeDtypeStruct((*parts, head_dim), jnp.float32), stats, stats]
+    smem = [plgpu.SMEM((BLOCK_ROWS,), jnp.float32)] * 2
+    return out_type, [tiled_smem(*tile, dtype=jnp.float32), *smem]
 
 
 def _decode_kernel(
@@ -232,9 +244,7 @@ def _decode_kernel(
 
 
 def _merge(
-    weighted: jax.Array,
-    peak: jax.Array,
-    total: jax.Array,
+    parts: Softmax,
     starts: jax.Array,
     lengths: jax.Array,
     split: int,
@@ -244,6 +254,7 @@ def _merge(
 
     A split that holds no key of its row wrote nothing: it is left out.
     """
+    weighted, peak, total = parts
     num_splits = weighted.shape[2]
     ends = jnp.where(lengths > 0, starts + lengths, 0)
     splits = _first_split(starts, split, shape.window)[:, None]

@@ -133,7 +133,7 @@ def _prefill_kernel(
         pl.when(warpgroup < at_once)(copy)
         plgpu.barrier_wait(q_ready)
         where = (warpgroup, first_token, columns)
-        softmax = _attend(q_smem, buffers[1:], arrivals[1:], turns, where, span, shape)
+        softmax = _tile_kernel(q_smem, buffers[1:], arrivals[1:], turns, where, span, shape)
         out_smem = results_smem.at[warpgroup]
         out_smem[...] = normalized(softmax).astype(jnp.bfloat16)
         plgpu.commit_smem()
@@ -173,7 +173,7 @@ def _copy_blocks(
         bring(block, is_refill=True)
 
 
-def _attend(
+def _tile_kernel(
     q_smem: Any,
     buffers: Any,
     arrivals: Any,

@@ -86,13 +86,12 @@ def prefill_tiles(head_dim: int, *, is_plain: bool) -> PrefillTiles:
     return PrefillTiles(**_defaults()[step][str(head_dim)])
 
 
-def decode_choices(head_dim: int, shared_bytes: int) -> list[DecodeTiles]:
+def decode_choices(head_dim: int, shared_bytes: int, *, is_plain: bool) -> list[DecodeTiles]:
     """Every choice worth a measurement that fits into the shared memory of a block."""
     choices = [
         DecodeTiles(block_keys=keys, stages=stages, split_tokens=1024)
-        for keys in (64, 128)
+        for keys in _key_choices(head_dim, is_plain)
         for stages in (2, 3, 4)
-        if not (keys == 128 and head_dim > 128)  # the registers of one warpgroup
     ]
     return [one for one in choices if one.shared_bytes(head_dim) <= shared_bytes]
 
@@ -101,12 +100,15 @@ def prefill_choices(head_dim: int, shared_bytes: int, *, is_plain: bool) -> list
     """Every choice worth a measurement that fits into the shared memory of a block."""
     choices = [
         PrefillTiles(block_keys=keys, stages=stages)
-        for keys in (64, 128)
+        for keys in _key_choices(head_dim, is_plain)
         for stages in (2, 3, 4)
-        # The registers of a warpgroup: masks of windows and softcaps take some.
-        if keys == 64 or head_dim < 128 or (head_dim == 128 and is_plain)
     ]
     return [one for one in choices if one.shared_bytes(head_dim) <= shared_bytes]
+
+
+def _key_choices(head_dim: int, is_plain: bool) -> tuple[int, ...]:
+    """What the registers of a warpgroup hold: masks of windows and softcaps take some."""
+    return (64, 128) if head_dim < 128 or (head_dim == 128 and is_plain) else (64,)
 
 
 def _check_pipeline(block_keys: int, stages: int) -> None:

@@ -1,36 +1,57 @@
 """The op `rms_norm` and its form with a residual: the implementation chosen by `dispatch`.
 
-"auto" is the reference on every platform: inside a model XLA fuses it with what stands before and
-after, which a kernel of its own prevents. `mosaic` has to be asked for.
+"auto" is `xla` on a GPU and the reference elsewhere. `mosaic` has to be asked for: inside a model
+XLA fuses the norm with what stands before and after, which a kernel of its own prevents.
 """
 
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
 from pallas_kernels import dispatch
-from pallas_kernels.rms_norm import mosaic, reference
+from pallas_kernels.dispatch import Platform
+from pallas_kernels.rms_norm import reference, xla
 
-Implementation = Literal["auto", "reference", "mosaic", "simulated"]
+Implementation = Literal["auto", "reference", "xla", "mosaic", "simulated"]
+
+
+def _mosaic(*arrays: jax.Array, **options: Any) -> jax.Array:
+    from pallas_kernels.rms_norm import mosaic  # imported at the first use
+
+    return mosaic.rms_norm(*arrays, **options)
+
+
+def _add_mosaic(*arrays: jax.Array, **options: Any) -> tuple[jax.Array, jax.Array]:
+    from pallas_kernels.rms_norm import mosaic
+
+    return mosaic.add_rms_norm(*arrays, **options)
+
 
 IMPLEMENTATIONS = {
     "reference": reference.rms_norm,
-    "mosaic": mosaic.rms_norm,
-    "simulated": functools.partial(mosaic.rms_norm, interpret=True),
+    "xla": xla.rms_norm,
+    "mosaic": _mosaic,
+    "simulated": functools.partial(_mosaic, interpret=True),
 }
 WITH_RESIDUAL = {
     "reference": reference.add_rms_norm,
-    "mosaic": mosaic.add_rms_norm,
-    "simulated": functools.partial(mosaic.add_rms_norm, interpret=True),
+    "xla": xla.add_rms_norm,
+    "mosaic": _add_mosaic,
+    "simulated": functools.partial(_add_mosaic, interpret=True),
 }
 
 
 def rms_norm(
     x: jax.Array, weight: jax.Array, *, eps: float, implementation: Implementation = "auto"
 ) -> jax.Array:
-    """x / sqrt(mean(x²) + eps) · weight; see `reference.rms_norm` for shapes."""
-    return dispatch.pick("rms_norm", IMPLEMENTATIONS, implementation)(x, weight, eps=eps)
+    """x / sqrt(mean(x²) + eps) · weight; see `reference.rms_norm` for shapes.
+
+    Args:
+        implementation: "auto" is for this process's first device; a program for another device
+            names its own. "simulated" is `mosaic` on a CPU: slow.
+    """
+    return IMPLEMENTATIONS[resolve_implementation(implementation)](x, weight, eps=eps)
 
 
 def add_rms_norm(
@@ -42,5 +63,11 @@ def add_rms_norm(
     implementation: Implementation = "auto",
 ) -> tuple[jax.Array, jax.Array]:
     """The sum x + addend and its norm; see `reference.add_rms_norm` for shapes."""
-    run = dispatch.pick("add_rms_norm", WITH_RESIDUAL, implementation)
-    return run(x, addend, weight, eps=eps)
+    return WITH_RESIDUAL[resolve_implementation(implementation)](x, addend, weight, eps=eps)
+
+
+def resolve_implementation(wanted: str, platform: Platform | None = None) -> str:
+    """The name that `wanted` stands for; platform: None for this process's first device."""
+    where = platform or dispatch.current_platform() if wanted == "auto" else None
+    is_better = {"xla": lambda: None if where and where.kind == "gpu" else "for GPUs"}
+    return dispatch.resolve("rms_norm", IMPLEMENTATIONS, wanted, is_better)

@@ -22,7 +22,5 @@ def test_options_arrive(implementation: str) -> None:
 
 def test_an_unknown_implementation_lists_the_known() -> None:
     problem = make_problem([0], [1], **SHAPE)
-    with pytest.raises(
-        ValueError, match="no implementation 'cuda'; it has: auto, reference, mosaic"
-    ):
+    with pytest.raises(ValueError, match="no implementation .cuda.; it has: auto, reference,"):
         paged_attention(*problem.arrays, scale=1.0, implementation="cuda")  # type: ignore[arg-type]

@@ -53,9 +53,8 @@ def default_tiles(step: str, head_dim: int, options: str) -> Tiles:
 
 
 def every_choice(step: str, head_dim: int, options: str, shared_bytes: int) -> list[Tiles]:
-    if step == "prefill":
-        return [*prefill_choices(head_dim, shared_bytes, is_plain=options == "plain")]
-    return [*decode_choices(head_dim, shared_bytes)]
+    choices = prefill_choices if step == "prefill" else decode_choices
+    return [*choices(head_dim, shared_bytes, is_plain=options == "plain")]
 
 
 def check(rows: dict[str, KernelReport], target: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.dispatch import Platform
-from pallas_kernels.rms_norm import add_rms_norm, mosaic, rms_norm
+from pallas_kernels.rms_norm import add_rms_norm, mosaic, resolve_implementation, rms_norm
 from pallas_kernels.rms_norm.cases import CASES, Case
 from tests.support.aot import compile_kernels, needs_aot, on_target, table
 from tests.support.tolerances import KERNELS
@@ -62,6 +62,20 @@ def test_any_shape(rows: int, blocks: int, dtype: str) -> None:
     case = Case(name="any", rows=rows, columns=128 * blocks, dtype=dtype)
     x, weight = drawn(case, blocks), weights(case.columns)
     assert_close(mosaic.rms_norm(x, weight, eps=EPS, interpret=True), exact(x, weight))
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_the_form_for_xla_equals_float64(case: Case) -> None:
+    x, addend, weight = drawn(case, 0), drawn(case, 1), weights(case.columns)
+    assert_close(rms_norm(x, weight, eps=EPS, implementation="xla"), exact(x, weight))
+    total, found = add_rms_norm(x, addend, weight, eps=EPS, implementation="xla")
+    assert_close(found, exact(total, weight))
+
+
+def test_auto_is_the_form_for_xla_on_a_gpu_and_the_reference_elsewhere() -> None:
+    assert resolve_implementation("auto", HOPPER) == "xla"
+    assert resolve_implementation("auto", Platform(kind="cpu")) == "reference"
+    assert resolve_implementation("auto") == "reference"
 
 
 def test_leading_axes_are_kept() -> None:
