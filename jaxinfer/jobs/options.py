@@ -50,6 +50,10 @@ CHAT_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         if name not in ("n", "logprobs", "prompt_logprobs", "detokenize")
     }
 )
+# For lines of a batch job that do not set them; --seed is the job's, from which lines get theirs.
+LINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
+    {name: row for name, row in SAMPLING_OPTIONS.items() if name != "seed"}
+)
 # All fields of EngineConfig but the seed: --seed is the request's.
 ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
     {
@@ -134,8 +138,13 @@ def make_sampling_params(given: Mapping[str, Any], **defaults: Any) -> SamplingP
     Raises:
         ConfigError: a value outside its rule.
     """
+    return SamplingParams(**{**defaults, **sampling_fields(given)})
+
+
+def sampling_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were set as fields of `SamplingParams`; raises as `make_sampling_params`."""
     forms = {"logit_bias": _as_biases(given["logit_bias"])} if "logit_bias" in given else {}
-    return SamplingParams(**{**defaults, **given, **forms})
+    return {**given, **forms}
 
 
 def _as_biases(entries: Sequence[str]) -> dict[str, float]:
