@@ -11,6 +11,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -82,7 +83,7 @@ class BatchInput:
         if path.suffix == ".parquet":
             yield from _parquet_rows(path)
             return
-        with _open_bytes(path) as file:
+        with path.open("rb") as raw, _decompressed(raw) as file:
             for number, (data, size) in enumerate(_raw_lines(file, self.max_line_bytes), 1):
                 data, size = _bare(data, size)
                 if data:
@@ -140,13 +141,12 @@ def _spool(stream: IO[bytes], spool: Path) -> None:
         shutil.copyfileobj(stream, file, 2**20)
 
 
-def _open_bytes(path: Path) -> IO[bytes]:
-    file = path.open("rb")
-    magic = file.peek(2)[:2]
-    return gzip.GzipFile(fileobj=file) if magic == _GZIP_MAGIC else file  # type: ignore[return-value]
+def _decompressed(file: BufferedReader) -> BufferedReader | gzip.GzipFile:
+    is_gzip = file.peek(2)[:2] == _GZIP_MAGIC
+    return gzip.GzipFile(fileobj=file) if is_gzip else file
 
 
-def _raw_lines(file: IO[bytes], limit: int) -> Iterator[tuple[bytes, int]]:
+def _raw_lines(file: BufferedReader | gzip.GzipFile, limit: int) -> Iterator[tuple[bytes, int]]:
     """(line with its end, or its beginning if too long; bytes of the whole line)."""
     while data := file.readline(limit + 1):
         size = len(data)

@@ -120,13 +120,12 @@ class _Loop:
     def step(self) -> Iterator[tuple[Ready, RequestOutput]]:
         """One step of the engine; gives back the requests that it ended."""
         engine = self.llm.engine
-        for delta in engine.step():
-            if delta.finish_reason is None:
-                continue
-            self.num_open -= 1
-            task, ready = self.open[delta.request_id]
+        ended = [one.request_id for one in engine.step() if one.finish_reason is not None]
+        self.num_open -= len(ended)
+        for name in dict.fromkeys(ended):  # several completions of one may end together
+            task, ready = self.open[name]
             if task.is_finished:
-                del self.open[delta.request_id]
+                del self.open[name]
                 yield ready, task.output(engine.intake.tokenizer)
 
     def drop_waiting(self) -> None:

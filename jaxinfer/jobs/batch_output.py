@@ -16,6 +16,7 @@ from jaxinfer.engine.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxinfer.jobs.batch_request import LineError, LineRequest
 
 Extra = Literal["token_ids", "seed", "fingerprint"]
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 EXTRAS: tuple[Extra, ...] = ("token_ids", "seed", "fingerprint")
 
 
@@ -133,7 +134,7 @@ def _line(
     output_id: str, custom_id: str | None, response: Mapping | None, error: Mapping | None
 ) -> bytes:
     value = {"id": output_id, "custom_id": custom_id, "response": response, "error": error}
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def _completion_logprobs(one: CompletionOutput, num_best: int) -> dict[str, Any] | None:

@@ -212,7 +212,7 @@ def _json_object(line: InputLine) -> dict[str, Any]:
             "raise max_line_bytes",
         )
     try:
-        value = json.loads(line.data.decode("utf-8"), parse_constant=_refuse_constant)
+        value = _DECODER.decode(line.data.decode("utf-8"))
         if b"\\u" in line.data:
             _refuse_surrogates(value)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
@@ -232,6 +232,9 @@ def _json_object(line: InputLine) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _refuse_surrogates(value: Any) -> None:
