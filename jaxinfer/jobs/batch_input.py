@@ -151,7 +151,7 @@ def _raw_lines(file: BufferedReader | gzip.GzipFile, limit: int) -> Iterator[tup
     while data := file.readline(limit + 1):
         size = len(data)
         if size > limit and not data.endswith(b"\n"):
-            data = data[:_HEAD_BYTES]
+            data = data[: min(_HEAD_BYTES, limit)]
             while rest := file.readline(2**20):
                 size += len(rest)
                 if rest.endswith(b"\n"):
