@@ -74,7 +74,7 @@ class LineRunner:
         self._strict = strict
         self._add_line = add_line
         self._base = _fields_of(llm.get_default_sampling_params())
-        self._chats = _Chats(llm)
+        self._prompts = PromptMaker(llm)
         tokenizer = llm.get_tokenizer()
         self._writer = LineWriter(
             model=ask.model,
@@ -106,7 +106,7 @@ class LineRunner:
                 self._add_error(line, digest, decoded.custom_id, error)
                 continue
             yield Ready(
-                prompt=lambda request=request: self._chats.prompt(request),
+                prompt=lambda request=request: self._prompts.prompt(request),
                 params=params,
                 options=request.options,
                 key=request.sort_key,
@@ -146,7 +146,7 @@ class LineRunner:
             raise RequestError(f"{place}: {error}")
 
 
-class _Chats:
+class PromptMaker:
     """Conversations to prompts; a template with the same options is compiled once."""
 
     def __init__(self, llm: "LLM") -> None:
@@ -158,7 +158,7 @@ class _Chats:
         if request.prompt is not None:
             return request.prompt
         try:
-            return {"prompt_token_ids": self._prompts(request).token_ids(request.messages)}
+            return {"prompt_token_ids": self._template(request).token_ids(request.messages)}
         except RequestError as error:
             return error
         except Exception as error:  # a template of strangers may raise anything
@@ -168,7 +168,7 @@ class _Chats:
                 f"{error}); check their roles and contents"
             )
 
-    def _prompts(self, request: LineRequest) -> ChatPrompts:
+    def _template(self, request: LineRequest) -> ChatPrompts:
         if self._last is None or self._last[0] != request.chat_options:
             prompts = ChatPrompts(self._tokenizer, **request.chat_options)
             self._last = (request.chat_options, prompts)

@@ -200,6 +200,33 @@ def info(model: Model, engine: dict[str, Any], as_json: AsJson = False) -> None:
 
 @app.command()
 @with_options(engine=ENGINE_OPTIONS)
+def bench(
+    model: Model,
+    engine: dict[str, Any],
+    workload: Annotated[
+        str, typer.Option(help="random, shared-prefix, mixed48, or a file of requests.")
+    ] = "random",
+    num_prompts: Annotated[int, typer.Option(help="Requests, of made-up workloads.")] = 64,
+    input_len: Annotated[int, typer.Option(help="Mean tokens of a prompt there.")] = 128,
+    output_len: Annotated[int, typer.Option(help="Mean tokens of an answer there.")] = 64,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests at once.", show_default="all")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="The fastest counts.")] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Measure throughput and latency."""
+    from jaxinfer.jobs.bench import print_bench, run_bench
+    from jaxinfer.jobs.bench_workload import WorkloadShape
+
+    shape = WorkloadShape(num_prompts=num_prompts, input_len=input_len, output_len=output_len)
+    with session.open_llm(model, **{**engine, "show_progress": not as_json}) as llm:
+        result = run_bench(llm, workload, shape, concurrency=concurrency, rounds=rounds)
+    print_bench({"model": model, **result}, as_json=as_json, console=Console(highlight=False))
+
+
+@app.command()
+@with_options(engine=ENGINE_OPTIONS)
 def demo(
     engine: dict[str, Any],
     model: Annotated[str, typer.Option(help="A chat model.")] = "smollm2-135m",

@@ -47,10 +47,12 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self._open)
 
-    def add(self, prompt: Any, params: SamplingParams, options: RequestOptions) -> Task:
+    def add(
+        self, prompt: Any, params: SamplingParams, options: RequestOptions | None = None
+    ) -> Task:
         task = self.intake.open_task(prompt, params, float(self.num_steps))
         try:
-            self.intake.fill(task, prompt, options, scores=False)
+            self.intake.fill(task, prompt, options or RequestOptions(), scores=False)
         except RequestError as error:
             task.completions, task.error = [], str(error)
         self._open.extend((task, one) for one in task.completions)
@@ -114,6 +116,9 @@ class FakeLLM:
 
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
+
+    def reset_prefix_cache(self) -> None:
+        pass
 
     def get_metrics(self) -> dict[str, float]:
         return self.engine.metrics.snapshot() | {"num_compiles": 3.0, "compile_seconds": 1.5}
