@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxinfer.jobs.batch import run_batch
     from jaxinfer.jobs.batch_settings import BatchSummary
+    from jaxinfer.jobs.ray_job import ray_batch, ray_map
 
 _HOMES = {
     "run_batch": "jaxinfer.jobs.batch",
     "BatchSummary": "jaxinfer.jobs.batch_settings",
+    "ray_batch": "jaxinfer.jobs.ray_job",
+    "ray_map": "jaxinfer.jobs.ray_job",
 }
 
-__all__ = ["BatchSummary", "run_batch"]
+__all__ = ["BatchSummary", "ray_batch", "ray_map", "run_batch"]
 
 
 def __getattr__(name: str) -> Any:

@@ -131,9 +131,9 @@ class BatchJob:
         Raises:
             JaxInferError: the job cannot begin or go on.
         """
-        _check_options(self.options)
+        check_options(self.options)
         with ExitStack() as stack:
-            folder = stack.enter_context(_job_folder(self.ask.output))
+            folder = stack.enter_context(job_folder(self.ask.output))
             source = open_input(
                 self.ask.source, folder / "input.jsonl", max_line_bytes=self.ask.max_line_bytes
             )
@@ -280,7 +280,8 @@ def write_summary(summary: BatchSummary) -> None:
     write_whole(path, text.encode() + b"\n")
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for options of the engine that a batch job cannot honour."""
     if options.get("max_num_waiting") is not None:
         raise ConfigError(
             f"max_num_waiting={options['max_num_waiting']!r} has no place in a batch job, which "
@@ -311,7 +312,7 @@ def _put_in_order(output: Path, ledger: Ledger) -> None:
 
 
 @contextmanager
-def _job_folder(output: Path) -> Iterator[Path]:
+def job_folder(output: Path) -> Iterator[Path]:
     """Scratch beside the output while the job runs; a second job of the same output is refused."""
     folder = output.with_name(output.name + ".job")
     folder.mkdir(exist_ok=True)

@@ -30,7 +30,8 @@ class InputLine:
     """One line that is not blank.
 
     position: its place among such lines of the whole input, from 0.
-    file: the file's name; number: the physical line there, from 1 (of Parquet: the row).
+    file: the file's name; number: the physical line there, from 1 (of Parquet: the row); offset:
+        of its first byte there, once unpacked (of Parquet: 0).
     data: without line end and byte order mark; of a line over the limit only its beginning.
     size: bytes of the whole line.
     """
@@ -40,6 +41,7 @@ class InputLine:
     number: int
     data: bytes
     size: int
+    offset: int = 0
 
     @property
     def is_cut(self) -> bool:
@@ -67,27 +69,58 @@ class BatchInput:
         """
         position = 0
         for path in self.files:
-            try:
-                for number, data, size in self._numbered(path):
-                    yield InputLine(
-                        position=position, file=path.name, number=number, data=data, size=size
-                    )
-                    position += 1
-            except (OSError, EOFError, zlib.error) as error:
-                raise ConfigError(
-                    f"{path} cannot be read to its end ({error}); check the file, it may have "
-                    "been copied in part"
-                ) from error
+            for line in self.lines_of(path, position=position):
+                yield line
+                position += 1
 
-    def _numbered(self, path: Path) -> Iterator[tuple[int, bytes, int]]:
+    def lines_of(
+        self, path: Path, *, position: int, number: int = 1, offset: int = 0
+    ) -> Iterator[InputLine]:
+        """Lines of one file from a place on.
+
+        Args:
+            position, number, offset: of the first line that is read.
+        """
+        try:
+            for number, start, data, size in self._numbered(path, number, offset):  # noqa: B020
+                yield InputLine(
+                    position=position,
+                    file=path.name,
+                    number=number,
+                    data=data,
+                    size=size,
+                    offset=start,
+                )
+                position += 1
+        except (OSError, EOFError, zlib.error) as error:
+            raise ConfigError(
+                f"{path} cannot be read to its end ({error}); check the file, it may have "
+                "been copied in part"
+            ) from error
+
+    def can_seek(self, path: Path) -> bool:
+        """Whether reading from an offset on takes no longer than reading from the start."""
         if path.suffix == ".parquet":
-            yield from _parquet_rows(path)
+            return False
+        with path.open("rb") as file:
+            return file.read(2) != _GZIP_MAGIC
+
+    def _numbered(
+        self, path: Path, first: int, offset: int
+    ) -> Iterator[tuple[int, int, bytes, int]]:
+        """(number, offset, data, size) of every line that is not blank."""
+        if path.suffix == ".parquet":
+            for number, data in enumerate(_parquet_rows(path), 1):
+                if number >= first:
+                    yield number, 0, data, len(data)
             return
         with path.open("rb") as raw, _decompressed(raw) as file:
-            for number, (data, size) in enumerate(_raw_lines(file, self.max_line_bytes), 1):
+            file.seek(offset)
+            for number, (data, size) in enumerate(_raw_lines(file, self.max_line_bytes), first):
+                start, offset = offset, offset + size
                 data, size = _bare(data, size)
                 if data:
-                    yield number, data, size
+                    yield number, start, data, size
 
 
 def open_input(
@@ -172,7 +205,7 @@ def _bare(data: bytes, size: int) -> tuple[bytes, int]:
     return data, len(data) if whole else size
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[int, bytes, int]]:
+def _parquet_rows(path: Path) -> Iterator[bytes]:
     """Rows as JSON lines; nulls are left out, as a field that was never there."""
     try:
         from pyarrow import parquet  # type: ignore[reportMissingImports]
@@ -181,14 +214,11 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, bytes, int]]:
             f"{path}: reading Parquet needs pyarrow; install it with: pip install "
             "'jaxinfer[parquet]'"
         ) from error
-    number = 0
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
                 for row in batch.to_pylist():
-                    number += 1
-                    data = json.dumps(_without_nulls(row), default=repr).encode()
-                    yield number, data, len(data)
+                    yield json.dumps(_without_nulls(row), default=repr).encode()
     except ValueError as error:  # pyarrow's errors for damaged files
         raise ConfigError(f"{path} is no Parquet file that can be read ({error})") from error
 

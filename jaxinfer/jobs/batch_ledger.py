@@ -78,7 +78,7 @@ class Ledger:
             run(f"PRAGMA {setting}")
         run(
             "CREATE TABLE lines(position INTEGER PRIMARY KEY, custom_id TEXT, digest TEXT, "
-            "place TEXT, state INTEGER, start INTEGER, size INTEGER)"
+            "place TEXT, state INTEGER, file INTEGER, start INTEGER, size INTEGER)"
         )
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Ledger:
         run = self._database
         run.execute("BEGIN")
         run.executemany(
-            "INSERT INTO lines VALUES(?, ?, ?, ?, ?, NULL, NULL)",
+            "INSERT INTO lines VALUES(?, ?, ?, ?, ?, NULL, NULL, NULL)",
             (
                 (
                     line.position,
@@ -129,21 +129,24 @@ class Ledger:
         position, found, its_digest, state = row
         return LedgerLine(position=position, custom_id=found, digest=its_digest, state=state)
 
-    def land(self, lines: Sequence[Landed]) -> None:
-        """Notes lines that the output file holds."""
+    def land(self, lines: Sequence[Landed], file: int = 0) -> None:
+        """Notes lines that an output file holds; file: its number, where there are several."""
         run = self._database
         run.execute("BEGIN")
         run.executemany(
-            "UPDATE lines SET state = ?, start = ?, size = ? WHERE position = ?",
-            [(FAILED if one.failed else DONE, one.offset, one.size, one.position) for one in lines],
+            "UPDATE lines SET state = ?, file = ?, start = ?, size = ? WHERE position = ?",
+            [
+                (FAILED if one.failed else DONE, file, one.offset, one.size, one.position)
+                for one in lines
+            ],
         )
         run.execute("COMMIT")
 
-    def forget_landed(self) -> None:
-        """Every line of this job is to be run again."""
+    def forget_landed(self, file: int = 0) -> None:
+        """Lines that this output file holds are to be run again."""
         self._database.execute(
-            "UPDATE lines SET state = ?, start = NULL WHERE state IN (?, ?)",
-            (PENDING, DONE, FAILED),
+            "UPDATE lines SET state = ?, start = NULL WHERE state IN (?, ?) AND file = ?",
+            (PENDING, DONE, FAILED, file),
         )
 
     def counts(self) -> tuple[int, int, int]:
@@ -179,16 +182,15 @@ class Ledger:
             last = rows[-1][0]
             yield from ((start, size) for _, start, size in rows)
 
-    def landed_in_file_order(self) -> Iterator[tuple[int, int]]:
-        """(offset, size) of the same lines, in the order of the output file."""
+    def landed_in_file_order(self, file: int = 0) -> Iterator[tuple[int, int]]:
+        """(offset, size) of the lines that one output file holds, in its own order."""
         run = self._database
-        run.execute("CREATE INDEX IF NOT EXISTS starts ON lines(start) WHERE start IS NOT NULL")
+        run.execute("CREATE INDEX IF NOT EXISTS starts ON lines(file, start)")
         last = -1
         while True:
             rows = run.execute(
-                "SELECT start, size FROM lines WHERE start IS NOT NULL AND start > ? "
-                "ORDER BY start LIMIT ?",
-                (last, _BLOCK),
+                "SELECT start, size FROM lines WHERE file = ? AND start > ? ORDER BY start LIMIT ?",
+                (file, last, _BLOCK),
             ).fetchall()
             if not rows:
                 return

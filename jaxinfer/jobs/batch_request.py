@@ -143,11 +143,11 @@ def decode_line(line: InputLine, *, single_file: bool) -> DecodedLine:
     return DecodedLine(custom_id=custom_id, value=value)
 
 
-def read_request(decoded: DecodedLine, models: Sequence[str]) -> LineRequest:
+def read_request(decoded: DecodedLine, models: Sequence[str] | None) -> LineRequest:
     """The request of a line.
 
     Args:
-        models: names that a line may call the model by.
+        models: names that a line may call the model by; None is any.
 
     Raises:
         LineError: the line's JSON or a field is wrong; the message names it.
@@ -157,7 +157,8 @@ def read_request(decoded: DecodedLine, models: Sequence[str]) -> LineRequest:
     assert decoded.value is not None and decoded.custom_id is not None
     try:
         kind, body = _body(decoded.value)
-        _check_model(body.get("model"), models)
+        if models is not None:
+            _check_model(body.get("model"), models)
         accepted = accepted_options(body, _KNOWN[kind], _PLANNED)
         given = {name: value for name, value in accepted.items() if value is not None}
         return LineRequest(

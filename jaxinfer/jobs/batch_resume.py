@@ -42,13 +42,16 @@ class _Reading:
             self.changed.append(reason)
 
 
-def resume(path: Path, ledger: Ledger, job: str, *, force: bool, retry_errors: bool) -> int:
+def resume(
+    path: Path, ledger: Ledger, job: str, *, force: bool, retry_errors: bool, file: int = 0
+) -> int:
     """Repairs the output file and notes in the ledger what it holds of this job.
 
     Args:
         job: the job's fingerprint.
         force: lines of another model, other parameters or changed input are dropped and run again.
         retry_errors: lines with an error are dropped and run again.
+        file: number of the output file, where a job has several.
 
     Returns:
         How many lines the file holds.
@@ -62,7 +65,7 @@ def resume(path: Path, ledger: Ledger, job: str, *, force: bool, retry_errors: b
     torn = cut_torn_line(path)
     if torn:
         _log.warning("%s: %d bytes of a line that was cut off are dropped", path, torn)
-    reading = _read(path, ledger, job, retry_errors=retry_errors)
+    reading = _read(path, ledger, job, file, retry_errors=retry_errors)
     if reading.num_changed and not force:
         raise ConfigError(
             f"{path} holds {reading.num_changed} lines that are not this job's: "
@@ -72,9 +75,9 @@ def resume(path: Path, ledger: Ledger, job: str, *, force: bool, retry_errors: b
     if reading.drops_something:
         dropped = reading.num_dropped + reading.num_changed
         _log.warning("%s: %d lines are dropped and run again", path, dropped)
-        rewrite(path, ledger.landed_in_file_order())
-        ledger.forget_landed()
-        reading = _read(path, ledger, job, retry_errors=False)
+        rewrite(path, ledger.landed_in_file_order(file))
+        ledger.forget_landed(file)
+        reading = _read(path, ledger, job, file, retry_errors=False)
     return reading.num_kept
 
 
@@ -89,7 +92,7 @@ def _require_output(path: Path) -> None:
         )
 
 
-def _read(path: Path, ledger: Ledger, job: str, *, retry_errors: bool) -> _Reading:
+def _read(path: Path, ledger: Ledger, job: str, file: int, *, retry_errors: bool) -> _Reading:
     reading, landed = _Reading(), list[Landed]()
     seen_in_block = set[int]()
     for offset, line in read_lines(path):
@@ -103,10 +106,10 @@ def _read(path: Path, ledger: Ledger, job: str, *, retry_errors: bool) -> _Readi
         seen_in_block.add(position)
         landed.append(Landed(position=position, failed=failed, offset=offset, size=len(line)))
         if len(landed) >= _LANDED_BLOCK:
-            ledger.land(landed)
+            ledger.land(landed, file)
             landed.clear()
             seen_in_block.clear()
-    ledger.land(landed)
+    ledger.land(landed, file)
     return reading
 
 

@@ -14,6 +14,9 @@ from jaxinfer.engine.outputs import RequestOutput
 _PERCENTILES = (50, 90, 95, 99)
 _STEP = 1.02  # a bin reaches this far above its lower bound: percentiles are right within 1 %
 
+_TOTALS = ("prompt_tokens", "completion_tokens", "cached_tokens", "num_preemptions")
+_DISTRIBUTIONS = ("ttft_s", "tpot_s", "e2e_s", "queue_s", "prompt_len", "completion_len")
+
 
 class Distribution:
     """Counts of positive numbers in bins of 2 %; percentiles are the middle of their bin."""
@@ -101,6 +104,22 @@ class Statistics:
             self.completion_len.observe(len(one.token_ids))
             self.finish_reasons[str(one.finish_reason)] += 1
 
+    def state(self) -> dict[str, Any]:
+        """Everything of it as JSON values, for `merge`."""
+        return {
+            **{name: getattr(self, name) for name in _TOTALS},
+            **{name: getattr(self, name).state() for name in _DISTRIBUTIONS},
+            "finish_reasons": dict(self.finish_reasons),
+        }
+
+    def merge(self, other: Mapping[str, Any]) -> None:
+        """Takes in what `state` of another gave."""
+        for name in _TOTALS:
+            setattr(self, name, getattr(self, name) + other[name])
+        for name in _DISTRIBUTIONS:
+            getattr(self, name).merge(other[name])
+        self.finish_reasons.update(other["finish_reasons"])
+
     def summary(self, seconds: float) -> dict[str, Any]:
         """Totals, rates over `seconds`, and distributions."""
         tokens = self.prompt_tokens + self.completion_tokens
@@ -117,8 +136,5 @@ class Statistics:
                 1000 * seconds / self.completion_tokens if self.completion_tokens else None
             ),
             "finish_reasons": dict(self.finish_reasons),
-            **{
-                name: getattr(self, name).summary()
-                for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s", "prompt_len", "completion_len")
-            },
+            **{name: getattr(self, name).summary() for name in _DISTRIBUTIONS},
         }

@@ -13,7 +13,13 @@ import numpy as np
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.errors import ConfigError
 from jaxinfer.jobs.batch_input import open_input
-from jaxinfer.jobs.batch_request import LineRequest, decode_line, read_request, sampling_params
+from jaxinfer.jobs.batch_request import (
+    LineError,
+    LineRequest,
+    decode_line,
+    read_request,
+    sampling_params,
+)
 
 MADE_UP = ("random", "shared-prefix", "mixed48")
 _OWN_TOKENS = 16  # of a prompt behind a shared prefix
@@ -114,11 +120,9 @@ def _from_file(path: Path, base: Mapping[str, Any]) -> list[BenchRequest]:
     for line in source.lines():
         decoded = decode_line(line, single_file=len(source.files) == 1)
         try:
-            model = (decoded.value or {}).get("body", decoded.value)
-            named = model.get("model") if isinstance(model, dict) else None
-            request = read_request(decoded, [named])  # whatever model the lines were written for
+            request = read_request(decoded, None)  # whatever model the lines were written for
             params = sampling_params(request, base, {}, 0)
-        except Exception as error:
+        except LineError as error:
             raise ConfigError(f"{line.file}:{line.number}: {error}") from error
         requests.append(BenchRequest(line=request, params=params))
     if not requests:
