@@ -15,7 +15,13 @@ from jaxinfer.jobs.batch_settings import EXIT_INTERRUPTED, BatchSummary, parse_s
 
 
 def run_and_report(
-    source: str, output: Path, model: str, *, shard: str, progress: str, **options: Any
+    source: str,
+    output: Path,
+    model: str,
+    *,
+    shard: str = "0/1",
+    progress: str = "bar",
+    **options: Any,
 ) -> int:
     """Runs the job and prints its summary, as a table or (with `progress="json"`) as JSON.
 

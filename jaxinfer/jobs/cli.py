@@ -15,6 +15,7 @@ from jaxinfer.jobs import session
 from jaxinfer.jobs.options import (
     CHAT_OPTIONS,
     ENGINE_OPTIONS,
+    JOB_OPTIONS,
     LINE_OPTIONS,
     SAMPLING_OPTIONS,
     make_sampling_params,
@@ -122,7 +123,7 @@ def chat(
 
 
 @app.command()
-@with_options(sampling=LINE_OPTIONS, engine=ENGINE_OPTIONS)
+@with_options(job=JOB_OPTIONS, sampling=LINE_OPTIONS, engine=ENGINE_OPTIONS)
 def batch(
     source: Annotated[
         str,
@@ -130,36 +131,11 @@ def batch(
             metavar="INPUT", help=".jsonl (.gz too) or .parquet file, a folder of them, or -."
         ),
     ],
+    job: dict[str, Any],
     sampling: dict[str, Any],
     engine: dict[str, Any],
     output: Annotated[Path, typer.Option("--output", "-o", help="File of results.")],
     model: Annotated[str, typer.Option(help="Demo name, folder, .gguf file or hub id.")],
-    served_model_name: Annotated[
-        list[str] | None, typer.Option(help="A name that lines call the model by (repeatable).")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Lines without a seed get theirs from it.")] = 0,
-    include: Annotated[
-        list[str] | None, typer.Option(help="token_ids, seed or fingerprint (repeatable).")
-    ] = None,
-    shard: Annotated[
-        str, typer.Option(help="i/n: every n-th line from the i-th, counted from 0.")
-    ] = "0/1",
-    ordered: Annotated[
-        bool, typer.Option("--ordered", help="Sort the finished output by the input.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Run lines again whose input or model changed.")
-    ] = False,
-    retry_errors: Annotated[
-        bool, typer.Option("--retry-errors", help="Run lines again that failed.")
-    ] = False,
-    max_line_bytes: Annotated[
-        int | None, typer.Option(help="A longer line is an error line.", show_default="4 MiB")
-    ] = None,
-    progress: Annotated[str, typer.Option(help="bar, json (to standard output) or none.")] = "bar",
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Serve metrics for Prometheus there.")
-    ] = None,
 ) -> None:
     """Run a file of requests; started again, it goes on where it ended.
 
@@ -167,24 +143,8 @@ def batch(
     """
     from jaxinfer.jobs.batch_command import run_and_report
 
-    limit = {} if max_line_bytes is None else {"max_line_bytes": max_line_bytes}
-    code = run_and_report(
-        source,
-        output,
-        model,
-        params=sampling_fields(sampling),
-        engine=engine,
-        shard=shard,
-        served_model_name=served_model_name or (),
-        include=include or (),
-        seed=seed,
-        ordered=ordered,
-        force=force,
-        retry_errors=retry_errors,
-        progress=progress,
-        metrics_port=metrics_port,
-        **limit,
-    )
+    params = sampling_fields(sampling)
+    code = run_and_report(source, output, model, params=params, engine=engine, **job)
     if code:
         raise typer.Exit(code)
 

@@ -54,6 +54,21 @@ CHAT_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
 LINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
     {name: row for name, row in SAMPLING_OPTIONS.items() if name != "seed"}
 )
+# Arguments of `run_batch`.
+JOB_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
+    {
+        "seed": (int, "Lines without a seed get theirs from it and their id; 0."),
+        "served_model_name": (list[str], "A name that lines call the model by (may be repeated)."),
+        "include": (list[str], "In results: token_ids, seed or fingerprint (may be repeated)."),
+        "ordered": (bool, "Sort the finished output by the input."),
+        "shard": (str, "i/n: every n-th line from the i-th, counted from 0."),
+        "force": (bool, "Drop results whose line, model or parameters changed, and run them."),
+        "retry_errors": (bool, "Run lines again that failed."),
+        "max_line_bytes": (int, "A longer line is an error line; 4 MiB."),
+        "progress": (str, "bar, json (lines on standard output) or none."),
+        "metrics_port": (int, "Serve metrics for Prometheus there."),
+    }
+)
 # All fields of EngineConfig but the seed: --seed is the request's.
 ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
     {

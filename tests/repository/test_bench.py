@@ -67,3 +67,9 @@ def test_the_ratio_is_ours_over_theirs() -> None:
     summary = compare.summarize(results)
     assert summary["ratio"] == 2.5 and summary["ratio_by_round"] == [3.0, 2.0]
     assert "| ratio | **2.5** |" in compare.comparison_table(summary)
+
+
+def test_the_loss_of_a_batch_job_is_of_the_median_pair() -> None:
+    pairs = [(10.0, 10.2), (10.0, 13.0), (20.0, 20.6)]
+    summary = load_script("batch_job").summarize(pairs)
+    assert summary["loss_percent"] == 3.0 and summary["ratios"] == [1.02, 1.3, 1.03]
