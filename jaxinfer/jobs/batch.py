@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.config.sampling_params import SamplingParams
-from jaxinfer.errors import ConfigError
+from jaxinfer.errors import ConfigError, JaxInferError
 from jaxinfer.jobs import session
 from jaxinfer.jobs.batch_file import OutputFile, rewrite, write_whole
 from jaxinfer.jobs.batch_fingerprint import engine_fingerprint, job_fingerprint, model_fingerprint
@@ -132,7 +133,7 @@ class BatchJob:
             JaxInferError: the job cannot begin or go on.
         """
         check_options(self.options)
-        with ExitStack() as stack:
+        with storage_errors(self.ask.output), ExitStack() as stack:
             folder = stack.enter_context(job_folder(self.ask.output))
             source = open_input(
                 self.ask.source, folder / "input.jsonl", max_line_bytes=self.ask.max_line_bytes
@@ -309,6 +310,18 @@ def _put_in_order(output: Path, ledger: Ledger) -> None:
             rewrite(output, ledger.landed())
             return
         offset += size
+
+
+@contextmanager
+def storage_errors(output: Path) -> Iterator[None]:
+    """Errors of the disk (full, read-only, …) as one message; the output holds whole lines."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise JaxInferError(
+            f"the job of {str(output)!r} was ended by an error of the system ({error}); make room or "
+            "check permissions, then start the same command again: it goes on from there"
+        ) from error
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class Landed:
 
 def line_digest(line: InputLine, custom_id: str | None) -> str:
     """20 hex digits; a line without a readable id is told apart by its place."""
-    name = f"id {custom_id}" if custom_id is not None else f"at {line.file}:{line.number}"
+    name = f"id {custom_id}" if custom_id is not None else f"at {line.position}"
     return hashlib.sha256(name.encode() + b"\0" + line.data + b"\0%d" % line.size).hexdigest()[:20]
 
 

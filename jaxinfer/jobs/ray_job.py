@@ -19,7 +19,7 @@ from typing import Any
 
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.errors import ConfigError
-from jaxinfer.jobs.batch import check_options, job_folder, write_summary
+from jaxinfer.jobs.batch import check_options, job_folder, storage_errors, write_summary
 from jaxinfer.jobs.batch_fingerprint import job_fingerprint, model_fingerprint
 from jaxinfer.jobs.batch_input import BatchInput, InputLine, open_input
 from jaxinfer.jobs.batch_ledger import Ledger
@@ -163,14 +163,15 @@ class _RayJob:
 
     def run(self, ray_data: Any, resources: Mapping[str, Any], part_lines: int) -> BatchSummary:
         with ExitStack() as stack:
-            scratch = stack.enter_context(job_folder(self._folder))
-            source = open_input(
-                self._ask.source,
-                scratch / "input.jsonl",
-                max_line_bytes=self._ask.max_line_bytes,
-            )
-            ledger = stack.enter_context(closing(Ledger(scratch / "ledger.sqlite")))
-            self._scan(source, ledger)
+            with storage_errors(self._folder):
+                scratch = stack.enter_context(job_folder(self._folder))
+                source = open_input(
+                    self._ask.source,
+                    scratch / "input.jsonl",
+                    max_line_bytes=self._ask.max_line_bytes,
+                )
+                ledger = stack.enter_context(closing(Ledger(scratch / "ledger.sqlite")))
+                self._scan(source, ledger)
             parts = list(cut_parts(source, ledger, part_lines, self._total))
             if parts:
                 reporter = ProgressReporter(self._ask.progress, self._progress)  # type: ignore[arg-type]

@@ -58,6 +58,7 @@ BAD_LINES: Sequence[tuple[str, bytes, str]] = (
     ("an id of no token", b'{"custom_id":"{id}","prompt":[1,99999]}', "99999"),
     ("structured output", b'{"custom_id":"{id}","prompt":"a","guided_json":{}}', "guided_json"),
     ("two prompts", b'{"custom_id":"{id}","prompt":"a","prompt_token_ids":[1]}', "prompt"),
+    ("NaN in the logits", b'{"custom_id":"{id}","prompt":[65,1]}', "NaN"),
     ("top_logprobs alone", b'{"custom_id":"{id}","messages":[{}],"top_logprobs":2}', "logprobs"),
 )
 

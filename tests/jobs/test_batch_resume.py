@@ -1,5 +1,6 @@
 """Jobs that end before their time, and go on: deaths, changes, stops, full disks."""
 
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from jaxinfer.errors import ConfigError, JaxInferError, RequestError
+from jaxinfer.jobs.batch_ledger import Ledger
 from tests.jobs.batch_jobs import (
     good_line,
     make_job,
@@ -191,3 +193,24 @@ def test_an_input_that_changes_meanwhile_ends_the_job(source: Path, tmp_path: Pa
     write_lines(source, many)
     with pytest.raises(JaxInferError, match="changed while"):
         run_job(source, tmp_path / "out.jsonl", llm)
+
+
+def test_a_ledger_without_room_is_one_message(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(Ledger, "land", fail)
+    with pytest.raises(JaxInferError, match="disk is full.*same command again"):
+        run_job(source, tmp_path / "out.jsonl")
+    monkeypatch.undo()
+    assert run_job(source, tmp_path / "out.jsonl").done == 30
+    assert len(read_output(tmp_path / "out.jsonl")) == 30
+
+
+def test_a_renamed_input_is_the_same_input(source: Path, tmp_path: Path) -> None:
+    write_lines(source, [*LINES, b"[]"])
+    run_job(source, tmp_path / "out.jsonl")
+    job = make_job(source.rename(tmp_path / "renamed.jsonl"), tmp_path / "out.jsonl")
+    assert job.run().failed == 1

@@ -21,6 +21,7 @@ from jaxinfer.text.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import END, byte_tokenizer
 
 VOCABULARY = 258
+POISON = 1  # a request whose prompt has this token ends with NaN
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
@@ -73,6 +74,9 @@ class FakeEngine:
         request, now = completion.request, float(self.num_steps)
         request.admitted_s = now - 1 if request.admitted_s is None else request.admitted_s
         request.first_token_s = request.first_token_s or now
+        if POISON in request.prompt_ids:
+            request.finish_reason, request.error = "error", "NaN in the logits; check the weights"
+            return task.delta(completion, completion.advance())
         request.accept_token(_draw(request))
         self.metrics.generation_tokens += 1
         text = completion.advance()
