@@ -1,1 +1,24 @@
 """Command line and batch jobs."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxinfer.jobs.batch import run_batch
+    from jaxinfer.jobs.batch_settings import BatchSummary
+    from jaxinfer.jobs.ray_job import ray_batch, ray_map
+
+_HOMES = {
+    "run_batch": "jaxinfer.jobs.batch",
+    "BatchSummary": "jaxinfer.jobs.batch_settings",
+    "ray_batch": "jaxinfer.jobs.ray_job",
+    "ray_map": "jaxinfer.jobs.ray_job",
+}
+
+__all__ = ["BatchSummary", "ray_batch", "ray_map", "run_batch"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jaxinfer.jobs' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

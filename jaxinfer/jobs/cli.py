@@ -15,8 +15,11 @@ from jaxinfer.jobs import session
 from jaxinfer.jobs.options import (
     CHAT_OPTIONS,
     ENGINE_OPTIONS,
+    JOB_OPTIONS,
+    LINE_OPTIONS,
     SAMPLING_OPTIONS,
     make_sampling_params,
+    sampling_fields,
     with_options,
 )
 
@@ -120,12 +123,66 @@ def chat(
 
 
 @app.command()
+@with_options(job=JOB_OPTIONS, sampling=LINE_OPTIONS, engine=ENGINE_OPTIONS)
+def batch(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT", help=".jsonl (.gz too) or .parquet file, a folder of them, or -."
+        ),
+    ],
+    job: dict[str, Any],
+    sampling: dict[str, Any],
+    engine: dict[str, Any],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File of results.")],
+    model: Annotated[str, typer.Option(help="Demo name, folder, .gguf file or hub id.")],
+) -> None:
+    """Run a file of requests; started again, it goes on where it ended.
+
+    Exits with 0 if every line is good, 2 if some failed, 1 if the job failed, 130 after Ctrl-C.
+    """
+    from jaxinfer.jobs.batch_command import run_and_report
+
+    params = sampling_fields(sampling)
+    code = run_and_report(source, output, model, params=params, engine=engine, **job)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
 @with_options(engine=ENGINE_OPTIONS)
 def info(model: Model, engine: dict[str, Any], as_json: AsJson = False) -> None:
     """Show what a checkpoint holds and what would run, without loading its weights."""
     from jaxinfer.jobs.info import describe_model, print_info
 
     print_info(describe_model(model, **engine), as_json=as_json, console=Console(highlight=False))
+
+
+@app.command()
+@with_options(engine=ENGINE_OPTIONS)
+def bench(
+    model: Model,
+    engine: dict[str, Any],
+    workload: Annotated[
+        str, typer.Option(help="random, shared-prefix, mixed48, or a file of requests.")
+    ] = "random",
+    num_prompts: Annotated[int, typer.Option(help="Requests, of made-up workloads.")] = 64,
+    input_len: Annotated[int, typer.Option(help="Mean tokens of a prompt there.")] = 128,
+    output_len: Annotated[int, typer.Option(help="Mean tokens of an answer there.")] = 64,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests at once.", show_default="all")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="The fastest counts.")] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Measure throughput and latency."""
+    from jaxinfer.jobs.bench import print_bench, run_bench
+    from jaxinfer.jobs.bench_workload import WorkloadShape
+
+    shape = WorkloadShape(num_prompts=num_prompts, input_len=input_len, output_len=output_len)
+    with session.open_llm(model, **{**engine, "show_progress": not as_json}) as llm:
+        result = run_bench(llm, workload, shape, concurrency=concurrency, rounds=rounds)
+    print_bench({"model": model, **result}, as_json=as_json, console=Console(highlight=False))
 
 
 @app.command()

@@ -50,6 +50,25 @@ CHAT_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         if name not in ("n", "logprobs", "prompt_logprobs", "detokenize")
     }
 )
+# For lines of a batch job that do not set them; --seed is the job's, from which lines get theirs.
+LINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
+    {name: row for name, row in SAMPLING_OPTIONS.items() if name != "seed"}
+)
+# Arguments of `run_batch`.
+JOB_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
+    {
+        "seed": (int, "Lines without a seed get theirs from it and their id; 0."),
+        "served_model_name": (list[str], "A name that lines call the model by (may be repeated)."),
+        "include": (list[str], "In results: token_ids, seed or fingerprint (may be repeated)."),
+        "ordered": (bool, "Sort the finished output by the input."),
+        "shard": (str, "i/n: every n-th line from the i-th, counted from 0."),
+        "force": (bool, "Drop results whose line, model or parameters changed, and run them."),
+        "retry_errors": (bool, "Run lines again that failed."),
+        "max_line_bytes": (int, "A longer line is an error line; 4 MiB."),
+        "progress": (str, "bar, json (lines on standard output) or none."),
+        "metrics_port": (int, "Serve metrics for Prometheus there."),
+    }
+)
 # All fields of EngineConfig but the seed: --seed is the request's.
 ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
     {
@@ -137,8 +156,13 @@ def make_sampling_params(given: Mapping[str, Any], **defaults: Any) -> SamplingP
     Raises:
         ConfigError: a value outside its rule.
     """
+    return SamplingParams(**{**defaults, **sampling_fields(given)})
+
+
+def sampling_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were set as fields of `SamplingParams`; raises as `make_sampling_params`."""
     forms = {"logit_bias": _as_biases(given["logit_bias"])} if "logit_bias" in given else {}
-    return SamplingParams(**{**defaults, **given, **forms})
+    return {**given, **forms}
 
 
 def _as_biases(entries: Sequence[str]) -> dict[str, float]:

@@ -260,3 +260,9 @@ def test_executions_are_found_in_a_profile(tmp_path: Path) -> None:
     assert len(runs) == 3
     assert all(run.start_ns < run.end_ns for run in runs)
     assert all(a.end_ns <= b.start_ns for a, b in zip(runs, runs[1:], strict=False))
+
+
+def test_the_loss_of_a_batch_job_is_of_the_median_pair() -> None:
+    pairs = [(10.0, 10.2), (10.0, 13.0), (20.0, 20.6)]
+    summary = load_script("batch_job").summarize(pairs)
+    assert summary["loss_percent"] == 3.0 and summary["ratios"] == [1.02, 1.3, 1.03]

@@ -1,0 +1,102 @@
+"""HOST. A job's fingerprint: model, settings, parameters and seed as twelve hex digits.
+
+What only changes how fast a job runs (slots, pages, overlap, …) is left out: a job may be resumed
+with more slots. Knows files and values, no model.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.checkpoint.source import resolve_source
+
+# Settings that change no token.
+NEUTRAL_SETTINGS = frozenset(
+    (
+        *("max_num_seqs", "block_size", "num_gpu_blocks_override", "gpu_memory_utilization"),
+        *("prefill_chunk_tokens", "max_num_batched_tokens", "enable_prefix_caching"),
+        *("enable_chunked_prefill", "max_prefill_steps", "long_prefill_token_threshold"),
+        *("async_scheduling", "num_decode_steps", "admission", "preemption", "scheduling_policy"),
+        *("max_num_waiting", "latency_max_num_seqs", "max_logprobs", "strict", "seed"),
+        *("compilation_cache_dir", "trace"),
+        *("show_progress", "tokenizer"),  # of `LLM`; the tokenizer's files count with the model's
+    )
+)
+_WHOLE_BYTES = 32 * 2**20  # files up to here are read whole, larger ones in samples
+_SAMPLE_BYTES = 2**18
+_NUM_SAMPLES = 32
+_MODEL_FILES = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model")
+_PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
+
+
+def model_fingerprint(model: str | Path, tokenizer: object = None) -> str:
+    """Hex digits that depend on the content of a model's files, not on where they are.
+
+    Of large files the size and 32 samples count, so that it takes no longer than a second.
+
+    Raises:
+        CheckpointError: no such model.
+    """
+    source = resolve_source(model, show_progress=False)
+    files = _folder_files(source.path) if source.folder else _gguf_parts(source.path)
+    if isinstance(tokenizer, str | Path):
+        files = [*files, *_folder_files(Path(tokenizer))]
+    return _digest(f"{path.name} {_file_digest(path)}" for path in files)
+
+
+def job_fingerprint(
+    model: str, settings: Mapping[str, Any], params: Mapping[str, Any], **others: Any
+) -> str:
+    """Twelve hex digits.
+
+    Args:
+        model: the fingerprint of the model. settings: of the engine. params: of every line.
+        others: further values that the outputs depend on.
+    """
+    kept = {name: settings[name] for name in settings if name not in NEUTRAL_SETTINGS}
+    facts = {"model": model, "settings": kept, "params": dict(params), **others}
+    return _digest([json.dumps(facts, sort_keys=True, default=str)])[:12]
+
+
+def engine_fingerprint(model: str, geometry: Any) -> str:
+    """Twelve hex digits of the model and of what its arithmetic was decided to be.
+
+    Args:
+        model: the fingerprint of the model. geometry: of the engine.
+    """
+    names = ("weight_dtype", "activation_dtype", "kv_dtype", "attention_kernel", "max_model_len")
+    return _digest([model, *(f"{name}={getattr(geometry, name, None)}" for name in names)])[:12]
+
+
+def _folder_files(folder: Path) -> list[Path]:
+    return sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)})
+
+
+def _gguf_parts(path: Path) -> list[Path]:
+    split = _PART.fullmatch(path.name)
+    if split is None:
+        return [path]
+    return sorted(path.parent.glob(f"{split[1]}-*-of-{split[2]}.gguf"))
+
+
+def _file_digest(path: Path) -> str:
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        if size <= _WHOLE_BYTES:
+            digest.update(file.read())
+        else:
+            for sample in range(_NUM_SAMPLES):
+                file.seek((size - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _digest(texts: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode() + b"\n")
+    return digest.hexdigest()
