@@ -249,7 +249,7 @@ class LLM:
 
     def get_metrics(self) -> dict[str, float]:
         """Counters, sizes and histograms by name."""
-        return self.engine.metrics.snapshot() | {
+        return self.engine.numbers() | {
             "num_compiles": float(self._compiles.num_compiles),
             "compile_seconds": self._compiles.compile_seconds,
         }

@@ -28,11 +28,11 @@ from jaxinfer.engine.task import Completion, Task
 from jaxinfer.engine.trace import NoTimeline, Timeline
 from jaxinfer.errors import RequestError
 from jaxinfer.runner.runner import Launched, Runner
+from jaxinfer.scheduler.drafting import DraftCounts, Drafter
 from jaxinfer.scheduler.planning import Step
 from jaxinfer.scheduler.request import Request
 from jaxinfer.scheduler.results import accept_prompt_logprobs
 from jaxinfer.scheduler.scheduler import Scheduler
-from jaxinfer.speculation.control import NgramDrafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Engine:
         ask: EngineConfig,
         intake: Intake,
         runner: Runner,
-        drafter: NgramDrafter | None = None,
+        drafter: Drafter | None = None,
         metrics: EngineMetrics,
         timeline: Timeline | NoTimeline,
     ) -> None:
@@ -85,6 +85,11 @@ class Engine:
     def has_work(self) -> bool:
         """True while any task is under way."""
         return self.scheduler.has_work or bool(self._flights)
+
+    def numbers(self) -> dict[str, float]:
+        """What was counted so far, by name."""
+        drafts = self._drafter.counts if self._drafter else DraftCounts()
+        return self.metrics.snapshot() | drafts.numbers()
 
     def add(
         self,

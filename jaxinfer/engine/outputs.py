@@ -54,6 +54,8 @@ class RequestMetrics:
     decode_time_s: float | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -204,6 +204,8 @@ def _metrics(task: Task) -> RequestMetrics:
         num_generation_tokens=sum(len(request.output_ids) for request in requests),
         num_cached_tokens=task.num_cached_tokens,
         num_preemptions=sum(request.num_preemptions for request in requests),
+        num_draft_tokens=sum(one.draft_counts.num_draft_tokens for one in requests),
+        num_accepted_draft_tokens=sum(one.draft_counts.num_accepted_tokens for one in requests),
     )
 
 

@@ -33,9 +33,23 @@ class DraftCounts:
         self.num_accepted_tokens += num_accepted
         self.per_position.update(range(num_accepted))
 
+    def numbers(self) -> dict[str, float]:
+        """By the names of the metrics; positions count from 0, up to the farthest accepted."""
+        numbers = {
+            "spec_decode_num_drafts": float(self.num_drafts),
+            "spec_decode_num_draft_tokens": float(self.num_draft_tokens),
+            "spec_decode_num_accepted_tokens": float(self.num_accepted_tokens),
+        }
+        for position, count in sorted(self.per_position.items()):
+            name = f'spec_decode_num_accepted_tokens_per_pos{{position="{position}"}}'
+            numbers[name] = float(count)
+        return numbers
+
 
 class Drafter(Protocol):
     """Drafts tokens from what the host knows of a request."""
+
+    counts: DraftCounts
 
     def num_tokens(self, num_running: int) -> int:
         """How many tokens to draft for each request while so many run; 0 is off."""

@@ -82,9 +82,7 @@ class RowChoice:
 
     def _admit(self, request: Request, now_s: float) -> bool:
         slot = self._board.slots.index(None)
-        # Running requests will need pages soon: some stay free for them where none are promised.
-        spare = len(self._board.running) if self._board.ask.admission == "optimistic" else 0
-        if not self._board.admission.admit(request, slot, spare=spare):
+        if not self._board.admission.admit(request, slot, spare=self._num_spare()):
             return False
         self._board.waiting.admit(request)
         request.slot = slot
@@ -92,6 +90,15 @@ class RowChoice:
         self._board.slots[slot] = request
         self._board.sampling.set(slot, request)
         return True
+
+    def _num_spare(self) -> int:
+        """Pages that stay free where none are promised: one for each request that will need more."""
+        if self._board.ask.admission == "reserve":
+            return 0
+        size = self._board.geometry.page_tokens
+        return sum(
+            one.max_cached_tokens // size > one.num_tokens // size for one in self._board.running
+        )
 
     def _most_others(self) -> int | None:
         """How many requests may share a step with latency-sensitive ones; None for any number."""

@@ -1,0 +1,66 @@
+"""When tokens are drafted: by how many run, and by what became of a request's drafts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from jaxinfer.config.speculative_config import SpeculativeConfig
+from jaxinfer.speculation.control import DEFAULT_RUNNING, PROBE_EVERY, NgramDrafter
+from tests.support.records import request
+
+
+def drafter(max_rows: int = 8, **options: Any) -> NgramDrafter:
+    return NgramDrafter(SpeculativeConfig(**options), max_rows)
+
+
+@pytest.mark.parametrize(("running", "tokens"), [(1, 5), (2, 5), (3, 2), (6, 2), (7, 0), (99, 0)])
+def test_tokens_by_running_requests(running: int, tokens: int) -> None:
+    assert drafter(tokens_by_running=((2, 5), (6, 2))).num_tokens(running) == tokens
+
+
+def test_without_a_table_few_running_requests_draft() -> None:
+    assert drafter().num_tokens(DEFAULT_RUNNING) == 5
+    assert drafter().num_tokens(DEFAULT_RUNNING + 1) == 0
+
+
+def test_no_more_rows_draft_than_a_program_has() -> None:
+    assert drafter(max_rows=2, tokens_by_running=((6, 3),)).num_tokens(3) == 0
+
+
+def feed(made: NgramDrafter, one: Any, accepted: Sequence[int]) -> None:
+    for count in accepted:
+        made.see(one, 5, count)
+
+
+def test_a_request_whose_drafts_fail_stops_and_then_only_tries() -> None:
+    made, one = drafter(), request([1, 2, 1, 2])
+    assert made.is_due(one) and made.drafts(one, 2) == (1, 2)
+    feed(made, one, [0] * 4)
+    assert not made.is_due(one) and made.drafts(one, 2) == ()
+    one.num_undrafted = PROBE_EVERY
+    assert made.is_due(one) and made.drafts(one, 2) == (1, 2)
+    feed(made, one, [5] * 4)
+    one.num_undrafted = 0
+    assert made.is_due(one)
+
+
+def test_without_adapting_it_always_drafts() -> None:
+    made, one = drafter(adaptive=False), request([1, 2, 1, 2])
+    feed(made, one, [0] * 20)
+    assert made.is_due(one)
+
+
+def test_counts_of_a_request_and_of_all() -> None:
+    made, first, second = drafter(), request([1]), request([2])
+    made.see(first, 5, 3)
+    made.see(second, 2, 0)
+    assert first.draft_counts.num_accepted_tokens == 3
+    assert made.counts.numbers() == {
+        "spec_decode_num_drafts": 2,
+        "spec_decode_num_draft_tokens": 7,
+        "spec_decode_num_accepted_tokens": 3,
+        'spec_decode_num_accepted_tokens_per_pos{position="0"}': 1,
+        'spec_decode_num_accepted_tokens_per_pos{position="1"}': 1,
+        'spec_decode_num_accepted_tokens_per_pos{position="2"}': 1,
+    }
