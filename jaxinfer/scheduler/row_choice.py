@@ -92,7 +92,7 @@ class RowChoice:
         return True
 
     def _num_spare(self) -> int:
-        """Pages that stay free where none are promised: one for each request that will need more."""
+        """Pages that stay free where none are promised: one for each request that needs more."""
         if self._board.ask.admission == "reserve":
             return 0
         size = self._board.geometry.page_tokens
