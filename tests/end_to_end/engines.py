@@ -22,6 +22,13 @@ WINDOWED: Mapping[str, Any] = {
     "sliding_window": 20,
     "tie_word_embeddings": False,
 }
+# For a demo model, with few programs: compiled once for all tests that use these.
+REAL: Mapping[str, Any] = {
+    "max_num_seqs": 6,
+    "max_model_len": 256,
+    "max_num_batched_tokens": 32,
+    "prefill_chunk_tokens": 32,
+}
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 

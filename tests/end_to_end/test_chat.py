@@ -20,7 +20,13 @@ PARTS = (
     "{% for m in messages %}{% for p in m['content'] %}[{{ p['text'] }}]{% endfor %}{% endfor %}"
 )
 REFUSING = "{{ raise_exception('no system role') }}"
-TEMPLATES = {"default": TURNS, "with_bos": "{{ bos_token }}" + TURNS, "parts": PARTS}
+WITH_TOOLS = "{{ mark }}{% for t in tools or [] %}{{ t.function.name }};{% endfor %}{{ messages[0].content }}"
+TEMPLATES = {
+    "with_tools": WITH_TOOLS,
+    "default": TURNS,
+    "with_bos": "{{ bos_token }}" + TURNS,
+    "parts": PARTS,
+}
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -85,6 +91,15 @@ def test_a_continued_message_is_left_open(llm: LLM) -> None:
     messages = [*HI, {"role": "assistant", "content": "The answer is "}]
     text = prompt_text(llm, messages, add_generation_prompt=False, continue_final_message=True)
     assert text == "user:hi<end>assistant:The answer is "
+
+
+def test_tools_and_variables_reach_the_template(llm: LLM) -> None:
+    """A template of its own where there are tools; more variables for any."""
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    plain = prompt_text(llm, HI, chat_template="with_tools", chat_template_kwargs={"mark": "!"})
+    assert plain == "!hi"
+    shown = prompt_text(llm, HI, chat_template="with_tools", tools=tools)
+    assert shown == "add;hi"
 
 
 def test_two_flags_that_contradict_raise(llm: LLM) -> None:

@@ -26,8 +26,9 @@ PARAMS = SamplingParams(temperature=0, max_tokens=10, logprobs=2, ignore_eos=Tru
 
 @contextmanager
 def poisoned(llm: LLM, token: int, value: float = float("nan")) -> Iterator[None]:
-    """The embedding of one token is not finite."""
+    """The embedding of one token is not finite; pages that sound weights filled are forgotten."""
     runner = llm.engine.runner
+    llm.reset_prefix_cache()
     sound = runner.params
     embedding = np.array(sound["embedding"])
     embedding[token] = value
@@ -36,6 +37,7 @@ def poisoned(llm: LLM, token: int, value: float = float("nan")) -> Iterator[None
         yield
     finally:
         runner.params = sound
+        llm.reset_prefix_cache()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -115,7 +117,6 @@ def test_nan_in_a_prompt_whose_log_probabilities_are_wanted(tiny: LLM, n: int) -
         (score,) = tiny.score([prompts[1]], use_tqdm=False)
         assert score.error is not None and "NaN or Inf" in score.error
         assert_drained(tiny)
-    tiny.reset_prefix_cache()
 
 
 def test_strict_raises(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

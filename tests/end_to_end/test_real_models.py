@@ -1,7 +1,6 @@
 """SmolLM2 and Gemma 3 continue six prompts as transformers does, token by token (tests/data/real).
 
-The reference ran in float32 on the dequantized weights with EOS masked, which jaxinfer cannot ask
-for yet: EOS is ignored here, and a comparison ends where it is our first choice.
+The reference ran in float32 on the dequantized weights with EOS masked, as `min_tokens` does.
 """
 
 import json
@@ -14,12 +13,12 @@ import pytest
 
 from jaxinfer import LLM, CompletionOutput, SamplingParams
 from tests.end_to_end.conftest import OpenLLM
-from tests.end_to_end.engines import bits, run
+from tests.end_to_end.engines import REAL, bits, run
 from tests.support.demo import demo_path
 from tests.support.tolerances import LOGPROBS, MIN_MARGIN
 
 DATA = Path(__file__).parents[1] / "data" / "real"
-MIN_COMPARED = 0.8  # of all tokens, before near ties and EOS end the comparisons
+MIN_COMPARED = 0.9  # of all tokens, before near ties end the comparisons
 MODELS = [
     pytest.param(("smollm2", "smollm2-135m"), id="smollm2"),
     pytest.param(("gemma3", "gemma3-270m"), id="gemma3", marks=pytest.mark.slow),
@@ -35,34 +34,33 @@ def oracle_rows(name: str) -> list[dict[str, Any]]:
 def real(request: pytest.FixtureRequest, open_llm: OpenLLM) -> Iterator[tuple[LLM, list[dict]]]:
     """A real model in float32 and the rows of its oracle."""
     oracle, demo = request.param
-    options = {"max_num_seqs": 6, "max_model_len": 256, "max_num_batched_tokens": 32}
-    with open_llm(demo_path(demo), prefill_chunk_tokens=32, **options) as llm:
+    with open_llm(demo_path(demo), **REAL) as llm:
         yield llm, oracle_rows(oracle)
 
 
 def test_six_prompts_together(real: tuple[LLM, list[dict]]) -> None:
+    """Promise 5: tokens, and their log-probabilities within the tolerance."""
     llm, rows = real
     assert len(rows) == 6
     params = [
-        SamplingParams(temperature=0, max_tokens=len(row["greedy"]), ignore_eos=True, logprobs=0)
-        for row in rows
+        SamplingParams(temperature=0, max_tokens=count, min_tokens=count, logprobs=0)
+        for count in (len(row["greedy"]) for row in rows)
     ]
     outputs = run(llm, [row["prompt"] for row in rows], params)
     for row, output in zip(rows, outputs, strict=True):
         assert output.prompt_token_ids == row["prompt_ids"]
     compared = sum(
-        compare(row, output.outputs[0], llm.engine.eos_token_ids)
-        for row, output in zip(rows, outputs, strict=True)
+        compare(row, output.outputs[0]) for row, output in zip(rows, outputs, strict=True)
     )
     assert compared >= MIN_COMPARED * sum(len(row["greedy"]) for row in rows)
 
 
-def compare(row: dict[str, Any], ours: CompletionOutput, eos_ids: frozenset[int]) -> int:
-    """How many tokens are equal, up to EOS or another choice at a near tie."""
+def compare(row: dict[str, Any], ours: CompletionOutput) -> int:
+    """How many tokens are equal, up to another choice at a near tie."""
     assert ours.logprobs is not None
     steps = zip(row["greedy"], row["margin"], row["logprob"], ours.token_ids, strict=True)
     for step, (token, margin, logprob, drawn) in enumerate(steps):
-        if drawn in eos_ids or (drawn != token and margin < MIN_MARGIN):
+        if drawn != token and margin < MIN_MARGIN:
             return step
         assert drawn == token, f"token {step} of {row['prompt'][:30]!r}"
         difference = ours.logprobs[step][drawn].logprob - logprob

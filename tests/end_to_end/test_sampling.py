@@ -1,6 +1,9 @@
 """How tokens are drawn, seen from outside: settings, seeds, log-probabilities, ties."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from tests.end_to_end.chains import START, chain_of, open_chain
 from tests.end_to_end.conftest import OpenLLM
 from tests.end_to_end.engines import bits, ids, run, run_one
 from tests.support.byte_tokenizer import byte_tokenizer
+from tests.support.tiny_models import write_tiny
 
 PROMPT = [7, 100, 250, 31]
 CHAIN = list(range(60, 72))
@@ -165,6 +169,39 @@ def test_zero_log_probabilities_are_those_of_the_drawn_tokens(tiny: LLM) -> None
     assert (without.logprobs, without.cumulative_logprob) == (None, None)
 
 
+def test_processed_log_probabilities_are_of_what_is_drawn_from(
+    open_llm: OpenLLM, tiny_folder: Path, tiny: LLM
+) -> None:
+    """BB-26 with `logprobs_mode="processed"`: after limits, temperature and filters; the same bits
+    alone and together, and the same tokens as in the other mode."""
+    base: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "logprobs": 3, "seed": 2}
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.5},
+        {"temperature": 1.0, "top_k": 2},
+        {"temperature": 1.0, "allowed_token_ids": [5, 9]},
+        {"temperature": 0, "logit_bias": {7: 100.0}},
+    ]
+    params = [SamplingParams(**base, **way) for way in ways]
+    with open_llm(tiny_folder, logprobs_mode="processed", max_num_batched_tokens=16) as llm:
+        together = run(llm, [PROMPT] * 5, params)
+        alone = [run(llm, [PROMPT], one)[0] for one in params]
+    assert [bits(output) for output in together] == [bits(output) for output in alone]
+    assert ids(together) == ids(run(tiny, [PROMPT] * 5, params))
+    logits = tiny.logits(PROMPT)[-1].astype(np.float64)
+    masked = np.full(320, -np.inf)
+    masked[[5, 9]] = logits[[5, 9]]
+    top2 = np.where(logits >= np.sort(logits)[-2], logits, -np.inf)
+    biased = logits + 100.0 * (np.arange(320) == 7)
+    for output, wanted in zip(together, (logits, logits / 0.5, top2, masked, biased), strict=True):
+        expected = wanted - wanted.max()
+        expected -= np.log(np.exp(expected).sum())
+        (first, *_) = output.outputs[0].logprobs or []
+        assert output.outputs[0].token_ids[0] in first
+        for token, entry in first.items():
+            assert entry.logprob == pytest.approx(expected[token], abs=1e-4)
+
+
 def test_an_exact_tie_goes_to_the_lower_id(open_llm: OpenLLM, tmp_path: Path) -> None:
     """BB-26 (vllm#41758): alone and in a batch, and always among the entries."""
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=1)
@@ -189,6 +226,24 @@ def test_a_token_beyond_the_tokenizer_has_no_text(open_llm: OpenLLM, tmp_path: P
         assert completion.logprobs is not None
         assert completion.logprobs[0][300].decoded_token == ""
         assert [delta.text for delta in llm.stream([[START]], params)] == ["", "o", "k"]
+
+
+def test_sampling_defaults_of_the_checkpoint_come_on_request(
+    open_llm: OpenLLM, tmp_path: Path
+) -> None:
+    """Its EOS ids always; `temperature` and the like with `use_generation_config`."""
+    folder = write_tiny(tmp_path)
+    content = {"eos_token_id": [2, 300], "temperature": 0.5, "top_k": 3, "max_new_tokens": 4}
+    (folder / "generation_config.json").write_text(json.dumps(content))
+    for wanted in (False, True):
+        with open_llm(folder, max_num_seqs=8, use_generation_config=wanted) as llm:
+            assert llm.engine.intake.eos_token_ids == {2, 300}
+            defaults = llm.get_default_sampling_params()
+            ours = SamplingParams(temperature=0.5, top_k=3, max_tokens=4)
+            assert defaults == (ours if wanted else SamplingParams())
+            (output,) = llm.generate([PROMPT], use_tqdm=False)
+            (given,) = run(llm, [PROMPT], replace(defaults, seed=output.outputs[0].seed))
+            assert bits(given) == bits(output)
 
 
 def test_one_set_of_parameters_for_each_prompt_or_for_all(tiny: LLM) -> None:
