@@ -235,8 +235,9 @@ class LLM:
                 f"decode_from={decode_from!r} must be None or an int in [1, {len(checked)}]: at "
                 "least the first token goes through prefill"
             )
-        scheduler = self.engine.scheduler
-        return forced_logits(self.engine.runner, scheduler.pages, checked, decode_from=decode_from)
+        runner, pages = self.engine.runner, self.engine.scheduler.pages
+        with self._undone_on_error():
+            return forced_logits(runner, pages, checked, decode_from=decode_from)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None where the checkpoint has none."""

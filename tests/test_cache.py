@@ -1,4 +1,6 @@
-"""The paged cache: shapes by group, where tokens are written, and that nothing else changes."""
+"""The paged cache: shapes by group, where things are written, and that nothing else changes."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +8,18 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxinfer.cache import NULL_PAGE, PageSlots, abstract_cache, init_cache, page_slots, write_kv
+from jaxinfer.cache import (
+    NULL_PAGE,
+    PagedKV,
+    PageSlots,
+    abstract_cache,
+    copy_pages,
+    init_cache,
+    page_slots,
+    read_pages,
+    write_kv,
+    write_pages,
+)
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import Device, cache_bytes, plan_geometry
 from tests.support.records import model_config
@@ -83,3 +96,65 @@ def test_a_write_takes_the_cache_s_own_memory() -> None:
         analysis = program.memory_analysis()
         assert analysis is not None and analysis.alias_size_in_bytes == pages.nbytes
         assert analysis.temp_size_in_bytes < pages.nbytes  # no second copy, no widened one
+
+
+GROUPS = (0, 1, 0)  # of three layers; the pool of group 1 is smaller
+
+
+def random_cache(dtype: str = "float32") -> PagedKV:
+    numbers = np.random.default_rng(2)
+
+    def pages(count: int) -> jax.Array:
+        return jnp.asarray(numbers.normal(size=(count, 2, PAGE, 6)) * 100, dtype)
+
+    counts = [(10, 7)[group] for group in GROUPS]
+    return PagedKV(
+        keys=tuple(pages(count) for count in counts), values=tuple(pages(count) for count in counts)
+    )
+
+
+def layers(cache: PagedKV) -> list[tuple[int, np.ndarray]]:
+    """Each array with its group."""
+    sides = (*zip(GROUPS, cache.keys, strict=True), *zip(GROUPS, cache.values, strict=True))
+    return [(group, np.asarray(array)) for group, array in sides]
+
+
+def ids(*pages: object) -> jax.Array:
+    return jnp.asarray(pages, jnp.int32)
+
+
+def test_a_page_is_copied_in_every_layer_of_its_group() -> None:
+    before = random_cache()
+    after = jax.jit(partial(copy_pages, layer_groups=GROUPS))(before, ids(3, 5), ids(9, 1))
+    for (group, old), (_, new) in zip(layers(before), layers(after), strict=True):
+        expected = old.copy()
+        expected[(9, 1)[group]] = old[(3, 5)[group]]
+        np.testing.assert_array_equal(new, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint16"])
+def test_pages_that_were_read_out_can_be_written_anywhere(dtype: str) -> None:
+    """Padding is the null page, which may occur twice; every other page stays as it was."""
+    before = random_cache(dtype)
+    out, back = ids([3, 4, 0], [5, 0, 0]), ids([8, 2, 0], [6, 0, 0])
+    content = jax.jit(partial(read_pages, layer_groups=GROUPS))(before, out)
+    assert {leaf.shape for leaf in jax.tree.leaves(content)} == {(3, 2, PAGE, 6)}
+    after = jax.jit(partial(write_pages, layer_groups=GROUPS))(before, back, content)
+    for (group, old), (_, new) in zip(layers(before), layers(after), strict=True):
+        expected = old.copy()
+        for source, target in zip(np.asarray(out)[group], np.asarray(back)[group], strict=True):
+            expected[target] = old[source]
+        np.testing.assert_array_equal(new[1:], expected[1:])
+
+
+def test_pages_go_through_the_host_with_every_bit() -> None:
+    """What preemption does: device to NumPy and back."""
+    before = random_cache("bfloat16")
+    out = ids([3, 4], [5, 6])
+    read = jax.jit(partial(read_pages, layer_groups=GROUPS))
+    content = jax.tree.map(np.asarray, read(before, out))
+    emptied = jax.tree.map(jnp.zeros_like, before)
+    after = jax.jit(partial(write_pages, layer_groups=GROUPS))(emptied, out, content)
+    found = jax.tree.map(np.asarray, read(after, out))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(content), strict=True):
+        np.testing.assert_array_equal(one.view(np.uint16), other.view(np.uint16))

@@ -76,7 +76,7 @@ def options_for_each(
     if options is not None and priority is not None:
         raise ConfigError("priority and options are given; set RequestOptions.priority instead")
     if priority is not None:
-        each = [priority] * count if isinstance(priority, int) else list(priority)
+        each = list(priority) if isinstance(priority, Iterable) else [priority] * count
         return [RequestOptions(priority=one) for one in _one_each("priorities", each, count)]
     if options is None or isinstance(options, RequestOptions):
         return [options or RequestOptions()] * count

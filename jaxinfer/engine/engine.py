@@ -128,9 +128,11 @@ class Engine:
         self._flights.clear()
         self.scheduler = self._new_scheduler()
         self.runner.revive()
+        self._see_state()
 
     def close(self) -> None:
         """Frees the device memory and ends the timeline."""
+        self._flights.clear()
         self.timeline.close()
         self.runner.close()
 
@@ -201,18 +203,21 @@ class Engine:
 
     def _score_prompts(self, flight: _Flight) -> list[Request]:
         """Log-probabilities of prompt tokens for the requests that want them; who failed at it."""
-        if not isinstance(flight.step.plan, PrefillPlan):
+        is_prefill = isinstance(flight.step.plan, PrefillPlan)
+        rows = flight.step.rows if is_prefill else ()
+        asking = [row.request.prompt_logprobs is not None for row in rows]
+        if not any(asking):
             return []
+        # All of it: taking rows out on the device would compile a program for that.
+        hidden = np.asarray(flight.launched.hidden)
         failed = []
-        for place, row in enumerate(flight.step.rows):
+        for place, row in enumerate(rows):
             request = row.request
-            if request.prompt_logprobs is None or request.is_finished:
-                continue
             targets = request.prompt_ids[row.start + 1 : row.end + 1]
-            if not targets:  # the last chunk holds the last token alone
+            # Without targets the last chunk holds the last token alone.
+            if not asking[place] or request.is_finished or not targets:
                 continue
-            hidden = np.asarray(flight.launched.hidden[place])[: len(targets)]
-            scores = self.runner.score(hidden, np.array(targets, np.int32))
+            scores = self.runner.score(hidden[place, : len(targets)], np.array(targets, np.int32))
             accept_prompt_logprobs(request, row.start, scores)
             if request.is_finished:
                 failed.append(request)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from jaxinfer.errors import JaxInferError
+from jaxinfer.errors import ConfigError, JaxInferError
 
 
 class Profiler:
@@ -17,11 +17,18 @@ class Profiler:
         self._is_running = False
 
     def start(self, folder: str | Path) -> None:
-        """Starts a profile that will be written into `folder`.
+        """Starts a profile that will be written into `folder`, which is made where it is missing.
 
         Raises:
-            JaxInferError: this one, or another of the process, is under way.
+            JaxInferError: this one, or another of the process, is under way. ConfigError: the
+                folder cannot be made.
         """
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)  # jax would find out at the end
+        except OSError as error:
+            raise ConfigError(
+                f"start_profile({str(folder)!r}): {error}; give a folder that can be made"
+            ) from error
         try:
             jax.profiler.start_trace(str(folder))
         except RuntimeError as error:

@@ -30,6 +30,8 @@ from jaxinfer.scheduler.results import accept
 from jaxinfer.scheduler.sampling_rows import SlotSampling
 from jaxinfer.scheduler.waiting_queue import WaitingQueue, rank
 
+MAX_PREEMPTIONS = 4  # of a request before others are preferred
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
@@ -166,10 +168,12 @@ class Scheduler:
     def is_steady(self, num_steps: int) -> bool:
         """True if the next `num_steps` decode steps have the same rows, whatever they draw, unless
         a token or a stop string ends a request."""
+        running = self.running
         return (
-            not self.num_waiting
-            and all(one.is_prefilled and one.num_to_draw >= num_steps for one in self.running)
-            and any(self.running)
+            bool(running)
+            and not self.num_waiting
+            and all(one.is_prefilled and one.num_to_draw >= num_steps for one in running)
+            and len(self._sharing(running)) == len(running)
         )
 
     def take_counts(self) -> Counts:
@@ -191,13 +195,7 @@ class Scheduler:
     def _choose_rows(self, now_s: float) -> tuple[list[StepRow], bool]:
         """Rows, and whether they are prefilled."""
         rows = self._prefill_rows(now_s) if self._may_prefill() else []
-        if rows:
-            return rows, True
-        rows = self._decode_rows()
-        if rows or self._num_in_flight:
-            return rows, False
-        # Whoever could decode may not share a step with one that is still prefilled.
-        return self._prefill_rows(now_s), True
+        return (rows, True) if rows else (self._decode_rows(), False)
 
     def _may_prefill(self) -> bool:
         """Decode comes first: after `max_prefill_steps` prefill steps, if anybody can decode."""
@@ -207,7 +205,8 @@ class Scheduler:
             one.is_prefilled for one in self.running
         ):
             return True
-        return not any(self._can_decode(one) for one in self.running)
+        # Whoever could decode may not share a step with one that is still prefilled.
+        return not self._sharing([one for one in self.running if self._can_decode(one)])
 
     def _can_decode(self, request: Request) -> bool:
         return request.is_prefilled and request.num_to_draw > 0
@@ -216,17 +215,21 @@ class Scheduler:
         return rank(request, by_priority=self.ask.scheduling_policy == "priority")
 
     def _prefill_rows(self, now_s: float) -> list[StepRow]:
-        """Chunks of running requests, then of newly admitted ones, up to a program's R."""
+        """Chunks of running requests, then of newly admitted ones, up to a program's R; those of
+        latency-sensitive requests before all others, which then share the step with them."""
         chunks = PrefillChunks(self.geometry, self.ask, self.admission)
-        most = self._most_others()
         prefilling = sorted((one for one in self.running if not one.is_prefilled), key=self._rank)
-        for request in prefilling:
-            if chunks.may_add(request, most):
-                chunks.add(request)
-        while chunks.has_room and (request := self._next_to_admit()) is not None:
-            if not chunks.may_add(request, most) or not self._admit(request, now_s):
-                break
-            chunks.add(request)
+        for is_urgent in (True, False):
+            most = self._most_others()
+            for request in prefilling:
+                if _is_urgent(request) == is_urgent and chunks.may_add(request, most):
+                    chunks.add(request)
+            while chunks.has_room and (first := self._next_to_admit()) is not None:
+                if _is_urgent(first) != is_urgent or not chunks.may_add(first, most):
+                    break
+                if not self._admit(first, now_s):
+                    break
+                chunks.add(first)
         return chunks.rows()
 
     def _next_to_admit(self) -> Request | None:
@@ -247,8 +250,9 @@ class Scheduler:
 
     def _most_others(self) -> int | None:
         """How many requests may share a step with latency-sensitive ones; None for any number."""
-        if any(one.options.latency_sensitive for one in self.running):
-            return self.ask.latency_max_num_seqs
+        most = self.ask.latency_max_num_seqs
+        if most is not None and any(_is_urgent(one) for one in self.running):
+            return most
         return None
 
     def _sharing(self, requests: Sequence[Request]) -> list[Request]:
@@ -287,11 +291,18 @@ class Scheduler:
         return True
 
     def _victim(self) -> Request:
-        """Who gives up its pages: the last by class and priority, there who generated least."""
-        return max(
-            self.running,
-            key=lambda one: (self._rank(one)[:2], -len(one.output_ids), one.order),
-        )
+        """Who gives up its pages: the last by class and priority, there who generated least.
+
+        So that everybody comes to an end, whoever was preempted often is spared; of those, the
+        first that arrived goes on.
+        """
+
+        def last_to_keep(one: Request) -> tuple:
+            if one.num_preemptions >= MAX_PREEMPTIONS:
+                return (False, one.order)
+            return (True, self._rank(one)[:2], -len(one.output_ids), one.order)
+
+        return max(self.running, key=last_to_keep)
 
     def _preempt(self, request: Request) -> None:
         slot = slot_of(request)
@@ -324,3 +335,7 @@ class Scheduler:
             self.pages.release(request.slot)
             self.slots[request.slot] = None
             request.slot = None
+
+
+def _is_urgent(request: Request) -> bool:
+    return request.options.latency_sensitive

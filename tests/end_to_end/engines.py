@@ -1,6 +1,7 @@
 """What tests of whole engines share: settings, running, and what must be equal bit for bit."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jaxinfer import LLM, CompletionOutput, RequestOutput, SamplingParams
@@ -22,6 +23,12 @@ WINDOWED: Mapping[str, Any] = {
     "tie_word_embeddings": False,
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+def set_loop(llm: LLM, **settings: Any) -> None:
+    """Changes settings of the host loop, which no program depends on; empties slots and pages."""
+    llm.engine.ask = replace(llm.engine.ask, **settings)
+    llm.engine.reset()
 
 
 def run(llm: LLM, prompts: Any, params: Any = GREEDY) -> list[RequestOutput]:
@@ -50,9 +57,10 @@ def ids(llm_outputs: Sequence[RequestOutput]) -> list[list[int]]:
 
 
 def assert_drained(llm: LLM) -> None:
-    """No request, no slot and no page is left in use or promised."""
+    """No request, no slot and no page is left in use or promised, on the device or the host."""
     scheduler = llm.engine.scheduler
-    assert not scheduler.has_work
+    assert not llm.engine.has_work and not scheduler.has_work and not scheduler.num_waiting
+    assert not llm.engine._owners and not llm.engine.runner._swapped
     for pool in scheduler.pages.pools:
         assert (pool.num_used, pool.num_unpromised) == (0, pool.num_usable)
     assert not scheduler.pages.tables.any()

@@ -2,6 +2,7 @@
 
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from jaxinfer import LLM, SamplingParams
 from tests.end_to_end.conftest import OpenLLM
-from tests.end_to_end.engines import assert_drained, bits, run
+from tests.end_to_end.engines import assert_drained, bits, run, set_loop
 
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 40, 17)]
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
@@ -46,6 +47,71 @@ def test_an_interrupt_at_any_moment_leaves_a_working_engine(
         assert_drained(llm)
 
 
+@pytest.mark.parametrize("way", ["swap", "recompute"])
+@pytest.mark.parametrize("burst", [1, 4])
+def test_an_interrupt_with_steps_under_way_and_pages_on_the_host(
+    few: LLM, alarm_as_ctrl_c: None, way: str, burst: int
+) -> None:
+    """Overlapped steps, bursts, preempted and waiting requests: all gone, nothing left over."""
+    loop = {"admission": "optimistic", "preemption": way, "num_decode_steps": burst}
+    set_loop(few, **loop)
+    prompts = [[place] * 20 for place in range(5)]
+    params = SamplingParams(temperature=1.0, seed=3, n=2, max_tokens=40, ignore_eos=True)
+    start = time.perf_counter()
+    wanted = [bits(output) for output in run(few, prompts, params)]
+    lasted = time.perf_counter() - start
+    moments, came = random.Random(way), 0
+    for _ in range(12):
+        signal.setitimer(signal.ITIMER_REAL, moments.uniform(0.05, 0.9) * lasted)
+        try:
+            run(few, prompts, params)
+        except KeyboardInterrupt:
+            came += 1
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        assert_drained(few)
+    assert came > 2
+    assert [bits(output) for output in run(few, prompts, params)] == wanted
+
+
+def test_an_interrupt_while_a_request_is_on_the_host(few: LLM) -> None:
+    """In a stream that is left there: its copy is dropped, and the next call is as before."""
+    set_loop(few, admission="optimistic", preemption="swap")
+    prompts = [[place] * 20 for place in range(4)]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    wanted = [bits(output) for output in run(few, prompts, params)]
+    stream = few.stream(prompts, params)
+    while not few.engine.runner._swapped:
+        next(stream)
+    with pytest.raises(KeyboardInterrupt):
+        stream.throw(KeyboardInterrupt)
+    assert_drained(few)
+    metrics = few.get_metrics()
+    assert metrics["num_requests_running"] == metrics["num_requests_waiting"] == 0
+    assert [bits(output) for output in run(few, prompts, params)] == wanted
+
+
+def test_an_interrupt_of_logits_leaves_a_working_engine(
+    tiny: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache had gone with the step."""
+    wanted = [bits(output) for output in run(tiny, PROMPTS, PARAMS)]
+    runner = tiny.engine.runner
+    launch = runner.launch
+
+    def lose_the_result(plan: Any) -> Any:
+        cache, state = runner.cache, runner.state
+        launch(plan)
+        runner.cache, runner.state = cache, state
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "launch", lose_the_result)
+    with pytest.raises(KeyboardInterrupt):
+        tiny.logits([1, 2, 3])
+    monkeypatch.undo()
+    assert [bits(output) for output in run(tiny, PROMPTS, PARAMS)] == wanted
+
+
 def test_a_cache_that_went_with_an_interrupted_step_is_made_anew(
     open_llm: OpenLLM, tiny_folder: Path
 ) -> None:
@@ -53,18 +119,18 @@ def test_a_cache_that_went_with_an_interrupted_step_is_made_anew(
     with open_llm(tiny_folder, max_num_seqs=2, prefill_chunk_tokens=16) as llm:
         wanted = [bits(output) for output in run(llm, PROMPTS, PARAMS)]
         runner = llm.engine.runner
-        decode = runner.decode
+        launch = runner.launch
 
         def lose_the_result(plan: Any) -> Any:
             cache, state = runner.cache, runner.state
-            decode(plan)
+            launch(plan)
             runner.cache, runner.state = cache, state
             raise KeyboardInterrupt
 
-        runner.decode = lose_the_result
+        runner.launch = lose_the_result
         with pytest.raises(KeyboardInterrupt):
             run(llm, PROMPTS, PARAMS)
-        del runner.decode
+        del runner.launch
         assert [bits(output) for output in run(llm, PROMPTS, PARAMS)] == wanted
         assert_drained(llm)
 
@@ -76,10 +142,10 @@ def test_an_interrupt_while_prompts_are_added_undoes_them(
         add = llm.engine.add
         calls = iter(range(10))
 
-        def add_one(*arguments: Any) -> Any:
+        def add_one(*arguments: Any, **options: Any) -> Any:
             if next(calls) == 1:
                 raise KeyboardInterrupt
-            return add(*arguments)
+            return add(*arguments, **options)
 
         monkeypatch.setattr(llm.engine, "add", add_one)
         with pytest.raises(KeyboardInterrupt):

@@ -64,7 +64,9 @@ def test_two_engines_at_once_do_not_disturb_each_other(other: LLM, tiny: LLM) ->
     assert [bits(output) for output in run(tiny, PROMPTS)] == alone
 
 
-@pytest.mark.parametrize("use", ["generate", "chat", "stream", "chat_stream", "logits"])
+@pytest.mark.parametrize(
+    "use", ["generate", "chat", "stream", "chat_stream", "logits", "score", "reset_prefix_cache"]
+)
 def test_a_closed_engine_says_so(other: LLM, use: str) -> None:
     with other:
         pass
@@ -75,6 +77,8 @@ def test_a_closed_engine_says_so(other: LLM, use: str) -> None:
         "stream": lambda: list(other.stream([[1]])),
         "chat_stream": lambda: list(other.chat_stream(message)),
         "logits": lambda: other.logits([1]),
+        "score": lambda: other.score([[1]]),
+        "reset_prefix_cache": other.reset_prefix_cache,
     }
     with pytest.raises(JaxInferError, match="closed; make a new one"):
         calls[use]()
@@ -87,6 +91,37 @@ def test_closing_under_a_stream_ends_it_with_an_error(other: LLM) -> None:
     other.close()
     with pytest.raises(JaxInferError, match="closed"):
         list(stream)
+
+
+@pytest.mark.parametrize("way", ["close", "leave"])
+def test_closing_with_steps_under_way_returns_the_memory(
+    open_llm: OpenLLM, tiny_folder: Path, way: str
+) -> None:
+    """Promise 10: what is launched and not read belongs to the engine too."""
+    before = live_bytes()
+    llm = open_llm(tiny_folder, **ONE_PROGRAM)
+    stream = llm.stream(PROMPTS, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    for _ in range(4):
+        next(stream)
+    if way == "leave":
+        stream.close()
+    llm.close()
+    assert live_bytes() == before
+    with pytest.raises(StopIteration if way == "leave" else JaxInferError):
+        next(stream)
+
+
+def test_close_forgets_what_lay_on_the_host(open_llm: OpenLLM, tiny_folder: Path) -> None:
+    """Promise 10, with requests that were preempted when it came."""
+    before = live_bytes()
+    few = {"num_gpu_blocks_override": 6, "admission": "optimistic", "preemption": "swap"}
+    llm = open_llm(tiny_folder, **ONE_PROGRAM, **few)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    stream = llm.stream([[place] * 20 for place in range(4)], params)
+    while not llm.engine.runner._swapped:
+        next(stream)
+    llm.close()
+    assert not llm.engine.runner._swapped and live_bytes() == before
 
 
 def start_that_fails(open_llm: OpenLLM, folder: Path, kind: str) -> None:

@@ -16,6 +16,7 @@ from jaxinfer import LLM, SamplingParams
 from jaxinfer.errors import RequestError
 from tests.end_to_end.conftest import OpenLLM
 from tests.end_to_end.engines import WINDOWED, assert_drained, bits, run, run_one
+from tests.end_to_end.random_requests import everything
 from tests.support.tiny_models import write_tiny
 
 POISON = 300
@@ -94,6 +95,27 @@ def test_samples_of_one_prompt_fail_together(tiny: LLM) -> None:
         (output,) = run(tiny, [[POISON]], params)
     assert [one.finish_reason for one in output.outputs] == ["error"] * 3
     assert output.error is not None
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_nan_in_a_prompt_whose_log_probabilities_are_wanted(tiny: LLM, n: int) -> None:
+    """Found while they are taken, in the middle of the prompt: every completion ends there."""
+    params = SamplingParams(temperature=1.0, seed=1, n=n, max_tokens=4, prompt_logprobs=1)
+    prompts = [GOOD[1], [*range(20), POISON, *range(40)], GOOD[0]]
+    (first, _, third) = [everything(output) for output in run(tiny, prompts, params)]
+    with poisoned(tiny, POISON):
+        outputs = run(tiny, prompts, params)
+        assert [everything(outputs[0]), everything(outputs[2])] == [first, third]
+        bad = outputs[1]
+        assert bad.error is not None and "NaN or Inf" in bad.error
+        assert [one.finish_reason for one in bad.outputs] == ["error"] * n
+        deltas = list(tiny.stream(prompts, params))
+        ended = [delta.index for delta in deltas if delta.error is not None]
+        assert sorted(ended) == list(range(n))
+        (score,) = tiny.score([prompts[1]], use_tqdm=False)
+        assert score.error is not None and "NaN or Inf" in score.error
+        assert_drained(tiny)
+    tiny.reset_prefix_cache()
 
 
 def test_strict_raises(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
-"""Few pages: the same text, later; and what can never fit is that row's error (promise 7)."""
+"""Promise 7: few pages give the same text, later; what can never fit is that row's error."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +7,12 @@ import pytest
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.errors import RequestError
-from tests.end_to_end.conftest import OpenLLM
+from tests.end_to_end.conftest import FEW_PAGES, OpenLLM
 from tests.end_to_end.engines import WINDOWED, assert_drained, bits, run
 from tests.support.tiny_models import write_tiny
 
 ONE_PROGRAM = {"max_num_batched_tokens": 16}
-FEW = 6  # pages of 16 tokens: one and a half of the requests below
+FEW = FEW_PAGES  # of 16 tokens: one and a half of the requests below
 
 
 def requests() -> tuple[list[list[int]], list[SamplingParams]]:
@@ -28,13 +27,6 @@ def requests() -> tuple[list[list[int]], list[SamplingParams]]:
     ]
     common = {"max_tokens": 17, "logprobs": 2, "ignore_eos": True}
     return prompts, [SamplingParams(**{**common, **way}) for way in ways]
-
-
-@pytest.fixture(scope="module")
-def few(open_llm: OpenLLM, tiny_folder: Path) -> Iterator[LLM]:
-    with open_llm(tiny_folder, **ONE_PROGRAM, num_gpu_blocks_override=FEW) as llm:
-        yield llm
-        assert_drained(llm)
 
 
 def test_the_pool_has_as_many_pages_as_asked(few: LLM) -> None:

@@ -4,20 +4,26 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
-from jaxinfer import LLM, SamplingParams
+from jaxinfer import LLM, RequestOptions, SamplingParams
 from jaxinfer.runner.compile import CompileLog, counted_compiles
 from tests.end_to_end.conftest import OpenLLM
-from tests.end_to_end.engines import WINDOWED, run
+from tests.end_to_end.engines import WINDOWED, run, set_loop
+from tests.end_to_end.random_requests import random_requests, run_all
 from tests.support.byte_tokenizer import byte_tokenizer
 from tests.support.tiny_models import write_tiny
 
 MAX_PROGRAMS = 8  # for the demo, which runs with eight slots
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
-# A pool that dwarfs the temporaries of a step on it.
-BIG_POOL: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": 256}
+# A pool that dwarfs the temporaries of a step on it, of which the draw's alone are 0.26 MB.
+BIG_POOL: dict[str, Any] = {
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 16,
+    "block_size": 256,
+    "num_gpu_blocks_override": 100,
+}
+SWAPPING: dict[str, Any] = {"admission": "optimistic", "preemption": "swap"}
 
 
 def step_programs(llm: LLM) -> dict[str, Any]:
@@ -25,34 +31,35 @@ def step_programs(llm: LLM) -> dict[str, Any]:
     return {name: program for name, program in named.items() if "_step " in name}
 
 
-def donated_bytes(llm: LLM) -> int:
-    runner = llm.engine.runner
-    return sum(leaf.nbytes for leaf in jax.tree.leaves((runner.cache, runner.state)))
+def num_bytes(tree: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
-def check_aliases(llm: LLM) -> None:
-    steps = step_programs(llm)
-    assert {name.split("_")[0] for name in steps} == {"prefill", "decode"}
-    for name, program in steps.items():
-        assert program.memory_analysis().alias_size_in_bytes == donated_bytes(llm), name
-
-
-def test_every_step_aliases_exactly_the_cache_and_the_loop_state(tiny: LLM) -> None:
-    check_aliases(tiny)
-    others = set(tiny.engine.runner.programs.named()) - set(step_programs(tiny))
-    for name in others:
-        program = tiny.engine.runner.programs.named()[name]
-        assert program.memory_analysis().alias_size_in_bytes == 0, name
+def test_every_program_aliases_exactly_what_it_donates(open_llm: OpenLLM, tmp_path: Path) -> None:
+    """Steps the cache and the loop state, the others what they change: no array is copied."""
+    folder = write_tiny(tmp_path, **WINDOWED)
+    with open_llm(folder, max_num_batched_tokens=16, **SWAPPING) as llm:
+        runner = llm.engine.runner
+        cache, state = num_bytes(runner.cache), num_bytes(runner.state)
+        small = {"init": 0, "head": 0, "swap_out": 0}
+        small |= {"seat": state, "copy": cache, "swap_in": cache}
+        wanted = {f"{name}_step": size for name, size in small.items()}
+        wanted |= dict.fromkeys(step_programs(llm), cache + state)
+        assert {name.split()[0] for name in step_programs(llm)} == {"prefill_step", "decode_step"}
+        aliased = {
+            name: program.memory_analysis().alias_size_in_bytes
+            for name, program in runner.programs.named().items()
+        }
+        assert aliased == wanted
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["float32", "bfloat16"])
 def test_no_step_has_a_second_cache(open_llm: OpenLLM, tmp_path: Path, kv_cache_dtype: str) -> None:
     """Two cache groups; a scatter that is widened would need a copy of the pages."""
     folder = write_tiny(tmp_path, **WINDOWED, max_position_embeddings=4096)
-    with open_llm(folder, **BIG_POOL, kv_cache_dtype=kv_cache_dtype) as llm:
-        check_aliases(llm)
+    with open_llm(folder, **BIG_POOL, **SWAPPING, kv_cache_dtype=kv_cache_dtype) as llm:
         largest = max(leaf.nbytes for leaf in llm.engine.runner.cache.keys)
-        for name, program in step_programs(llm).items():
+        for name, program in llm.engine.runner.programs.named().items():
             assert program.memory_analysis().temp_size_in_bytes < largest // 2, name
 
 
@@ -69,51 +76,51 @@ def test_eight_slots_need_at_most_eight_programs(tiny: LLM) -> None:
     assert tiny.get_metrics()["num_programs"] == num_programs
 
 
-def test_starting_compiles_the_programs_and_nothing_else(
+def test_starting_compiles_the_programs_and_nothing_is_compiled_after_it(
     open_llm: OpenLLM, tiny_folder: Path
 ) -> None:
-    """Eager operations would count too; a program from the persistent cache counts."""
-    with counted_compiles(CompileLog()) as log, open_llm(tiny_folder, max_num_seqs=8) as llm:
-        num_programs = len(llm.engine.runner.programs.named())
-        assert log.num_compiles == num_programs
-        assert llm.get_metrics()["num_compiles"] == num_programs
+    """Eager operations would count too; a program from the persistent cache counts.
 
-
-def test_nothing_is_compiled_after_the_start(open_llm: OpenLLM, tiny_folder: Path) -> None:
-    """Lengths, parameters, samples, log-probabilities, chats, streams and logits vary."""
+    Afterwards come all parameters and lengths, chats, streams, scores and logits, and every way in
+    and out of a slot.
+    """
     tokenizer = byte_tokenizer(chat_templates={"default": TEMPLATE})
-    with open_llm(tiny_folder, max_num_seqs=8, tokenizer=tokenizer) as llm:
-        with counted_compiles(CompileLog()) as log:
-            use_in_every_way(llm)
-        assert log.num_compiles == 0
-        named = llm.engine.runner.programs.named()
-        assert llm.get_metrics()["num_compiles"] == len(named)
+    few = {"max_num_seqs": 8, "max_model_len": 160, "block_size": 8, "num_gpu_blocks_override": 20}
+    with (
+        counted_compiles(CompileLog()) as log,
+        open_llm(tiny_folder, fresh=True, tokenizer=tokenizer, **few, **SWAPPING) as llm,
+    ):
+        num_programs = len(llm.engine.runner.programs.named())
+        assert log.num_compiles == llm.get_metrics()["num_compiles"] == num_programs
+        use_in_every_way(llm)
+        assert log.num_compiles == num_programs
+        assert llm.get_metrics()["num_compiles"] == llm.get_metrics()["num_programs"]
 
 
 def use_in_every_way(llm: LLM) -> None:
-    numbers = np.random.default_rng(0)
-    for count in (1, 2, 3, 8, 11):
-        lengths = numbers.integers(1, 120, count)
-        prompts = [numbers.integers(0, 320, length).tolist() for length in lengths]
-        params = [varied_params(place + count) for place in range(count)]
-        assert all(output.error is None for output in run(llm, prompts, params))
+    asked = random_requests(5, 24)
+    for count, preemption in ((1, "swap"), (24, "swap"), (11, "recompute"), (24, "recompute")):
+        set_loop(llm, preemption=preemption, num_decode_steps=4 if count == 24 else 1)
+        before = llm.get_metrics()
+        assert not any(error for error, *_ in run_all(llm, asked[:count]))
+        counts = {name: value - before[name] for name, value in llm.get_metrics().items()}
+        assert count < 24 or (counts["num_preemptions"] > 0 and counts["prefix_cache_hits"] > 0)
+    use_every_method(llm)
+
+
+def use_every_method(llm: LLM) -> None:
     messages = [{"role": "user", "content": "hi"}]
     params = SamplingParams(max_tokens=3)
     assert llm.chat(messages, params, use_tqdm=False)[0].error is None
     assert list(llm.chat_stream(messages, params))
-    next(iter(llm.stream(["abandoned"], params)))
+    many = SamplingParams(n=3, max_tokens=30, logit_bias={5: 1.0}, prompt_logprobs=2, logprobs=20)
+    next(iter(llm.stream(["abandoned"], many)))
+    hurried = RequestOptions(timeout_s=1e-9, priority=-1, latency_sensitive=True)
+    (late,) = llm.generate(["late"], many, options=hurried, use_tqdm=False)
+    assert late.outputs[0].stop_reason == "timeout"
+    assert llm.score([[1] * 160, [2], "abc"], use_tqdm=False)[0].error is None
+    llm.reset_prefix_cache()
     for length in (1, 16, 33, 70):
-        llm.logits(prompts[0][:1] * length)
-        llm.logits(prompts[0][:1] * length, decode_from=max(1, length - 3))
+        llm.logits([7] * length)
+        llm.logits([7] * length, decode_from=max(1, length - 3))
     assert run(llm, [[]])[0].error is not None
-
-
-def varied_params(place: int) -> SamplingParams:
-    ways: list[dict[str, Any]] = [
-        {"temperature": 0},
-        {"temperature": 0, "logprobs": 5},
-        {"temperature": 0.3, "top_k": 7},
-        {"temperature": 1.7, "top_p": 0.4, "min_p": 0.1, "seed": 5},
-        {"temperature": 1.0, "n": 3, "logprobs": 0, "stop": ["zz"], "max_tokens": None},
-    ]
-    return SamplingParams(**({"max_tokens": 1 + place} | ways[place % len(ways)]))

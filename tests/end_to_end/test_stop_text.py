@@ -147,6 +147,32 @@ def test_bytes_of_half_a_character_become_one_mark_at_the_end(multi_byte: LLM) -
     assert [delta.text for delta in multi_byte.stream([[START]], params)] == ["", "\ufffd"]
 
 
+def test_stop_strings_are_not_looked_for_before_min_tokens(hello: LLM) -> None:
+    """BB-22 (vllm#21987): "e" comes second and once; "o" fourth and seventh."""
+    before = greedy(hello, stop="e", min_tokens=5)
+    assert (before.text, before.stop_reason) == ("hello world", None)
+    late = greedy(hello, stop="o", min_tokens=5)
+    assert (late.text, late.stop_reason) == ("hello w", "o")
+    assert late.token_ids == HELLO_WORLD[:7]
+    for count, text in ((3, "hell"), (4, "hello w")):  # the token after min_tokens counts
+        assert greedy(hello, stop="o", min_tokens=count).text == text
+    included = greedy(hello, stop="o", min_tokens=5, include_stop_str_in_output=True)
+    assert included.text == "hello wo"
+
+
+def test_ends_are_masked_before_min_tokens(hello: LLM) -> None:
+    """BB-22: EOS would be the tenth token, the stop id the third; something else is drawn."""
+    eos = greedy(hello, min_tokens=12, max_tokens=14, detokenize=False)
+    assert eos.token_ids[:9] == HELLO_WORLD and END not in eos.token_ids[:12]
+    assert len(eos.token_ids) >= 12
+    assert greedy(hello, min_tokens=9).token_ids == [*HELLO_WORLD, END]
+    (letter,) = b"l"
+    masked = greedy(hello, stop_token_ids=[letter], min_tokens=4, detokenize=False)
+    assert masked.token_ids[:2] == HELLO_WORLD[:2] and letter not in masked.token_ids[:4]
+    shown = greedy(hello, stop_token_ids=[letter], min_tokens=2)
+    assert (shown.token_ids, shown.stop_reason) == ([*b"hel"], letter)
+
+
 def test_random_bytes_join_to_the_decoded_ids(tiny: LLM) -> None:
     """Sampled tokens are mostly invalid UTF-8: promise 4 holds for them as well."""
     params = SamplingParams(temperature=2.0, seed=11, n=3, max_tokens=40, ignore_eos=True)

@@ -1,9 +1,10 @@
-"""The engine's loop over a chain of tokens: neighbours, refusals, aborts, counters; no device."""
+"""The engine's loop over a chain of tokens: neighbours, refusals, ends, counters; no device."""
 
 from typing import Any
 
 import pytest
 
+from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.task import Task
@@ -17,23 +18,44 @@ CHAIN = chain_of("abcdefghij", END)
 
 def run(engine: Engine, prompts: list[Any], **params: Any) -> list[Task]:
     tasks = [engine.add(prompt, SamplingParams(**params)) for prompt in prompts]
-    while engine.has_work:
-        engine.step()
+    drain(engine)
     return tasks
 
 
+def drain(engine: Engine) -> None:
+    for _ in range(1000):
+        if not engine.has_work:
+            return
+        engine.step()
+    raise AssertionError("the engine does not come to an end")
+
+
 def texts(engine: Engine, tasks: list[Task]) -> list[str]:
-    return [task.output(engine.tokenizer).outputs[0].text for task in tasks]
+    return [task.output(engine.intake.tokenizer).outputs[0].text for task in tasks]
 
 
 def assert_drained(engine: Engine) -> None:
-    assert not engine.has_work
+    assert not engine.has_work and not engine._owners
     for pool in engine.scheduler.pages.pools:
         assert pool.num_used == 0 and pool.num_unpromised == pool.num_usable
 
 
-def test_more_prompts_than_slots_each_get_their_text(tokenizer: Tokenizer) -> None:
-    engine = chain_engine(CHAIN, tokenizer, num_slots=2)
+# One at a time, ahead of what was read, and several at a time.
+LOOPS = [
+    EngineConfig(async_scheduling=overlaps, num_decode_steps=burst)
+    for overlaps in (False, True)
+    for burst in (1, 4)
+]
+
+
+@pytest.mark.parametrize(
+    "ask", LOOPS, ids=lambda ask: f"{ask.async_scheduling}-{ask.num_decode_steps}"
+)
+def test_more_prompts_than_slots_each_get_their_text(
+    tokenizer: Tokenizer, ask: EngineConfig
+) -> None:
+    """Promise 1: as many as the prompts, in their order."""
+    engine = chain_engine(CHAIN, tokenizer, num_slots=2, ask=ask)
     tasks = run(engine, ["a", "xyzc", "j", "zzzzzzzzzzh", "b"])
     assert texts(engine, tasks) == ["bcdefghij", "defghij", "", "ij", "cdefghij"]
     assert [task.output(tokenizer).outputs[0].finish_reason for task in tasks] == ["stop"] * 5
@@ -103,8 +125,7 @@ def test_abort_frees_slots_and_queue(tokenizer: Tokenizer) -> None:
     engine.abort(tasks[0])
     engine.abort(tasks[3])
     engine.abort(tasks[3])
-    while engine.has_work:
-        engine.step()
+    drain(engine)
     reasons = [task.output(tokenizer).outputs[0].finish_reason for task in tasks]
     assert reasons == ["abort", "stop", "stop", "abort"]
     assert_drained(engine)

@@ -2,10 +2,14 @@
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from tests.repository.tree import ROOT
@@ -67,3 +71,192 @@ def test_the_ratio_is_ours_over_theirs() -> None:
     summary = compare.summarize(results)
     assert summary["ratio"] == 2.5 and summary["ratio_by_round"] == [3.0, 2.0]
     assert "| ratio | **2.5** |" in compare.comparison_table(summary)
+
+
+def test_one_system_prompt_is_shared_by_many_questions() -> None:
+    rows = load_script("workload").load_workload("shared_system")
+    assert len(rows) == len({row.prompt for row in rows}) == 32
+    assert {row.max_tokens for row in rows} == {24}
+    common = os.path.commonprefix([row.prompt for row in rows])
+    assert len(common) > 0.97 * min(len(row.prompt) for row in rows) > 2000
+
+
+def test_long_prompts_arrive_among_short_ones() -> None:
+    rows = load_script("workload").load_workload("long_short")
+    longs = [row for row in rows if row.custom_id.startswith("long")]
+    shorts = [row for row in rows if row.custom_id.startswith("short")]
+    assert [len(longs), len(shorts), len(rows)] == [6, 30, 36]
+    assert min(len(row.prompt) for row in longs) > 20 * max(len(row.prompt) for row in shorts)
+    assert {row.max_tokens for row in rows} == {32}
+
+
+def test_the_writer_still_writes_these_requests() -> None:
+    writer, load = load_script("workload_writer"), load_script("workload").load_workload
+    for write in (writer.shared_system, writer.long_short):
+        written, kept = list(write()), load(write.__name__)
+        # Not the texts: those of another Python differ.
+        assert [one["custom_id"] for one in written] == [row.custom_id for row in kept]
+        assert [one["max_tokens"] for one in written] == [row.max_tokens for row in kept]
+
+
+def test_a_variant_brings_the_one_that_it_is_compared_to() -> None:
+    bench = load_script("variants")
+    a, b = bench.Variant(name="baseline"), bench.Variant(name="b")
+    c = bench.Variant(name="c", compared_to="b")
+    assert bench.choose([a, b, c], None) == [a, b, c]
+    assert bench.choose([a, b, c], ["c"]) == [a, b, c]
+    assert bench.choose([a, b, c], ["b"]) == [a, b]
+
+
+def test_variants_take_turns_and_are_compared_round_by_round() -> None:
+    bench = load_script("variants")
+    a, b = bench.Variant(name="baseline"), bench.Variant(name="b")
+    speeds, order = {"baseline": [100.0, 50.0, 10.0], "b": [150.0, 50.0, 20.0]}, []
+
+    def measure(variant):
+        order.append(variant.name)
+        return {"speed": speeds[variant.name][(len(order) - 1) // 2], "note": "text"}
+
+    results = bench.run_rounds([a, b], 3, measure)
+    assert order == ["baseline", "b"] * 3
+    assert bench.medians(results["b"]) == {"speed": 50.0}
+    compared = bench.ratios(b, results, "speed")
+    assert compared == {"compared_to": "baseline", "ratio": 1.5, "ratio_by_round": [1.5, 1.0, 2.0]}
+
+
+def test_percentiles_are_values_that_occur() -> None:
+    percentile = load_script("variants").percentile
+    values = [float(n) for n in range(100, 0, -1)]
+    assert [percentile(values, p) for p in (50, 90, 99, 100)] == [50.0, 90.0, 99.0, 100.0]
+    assert percentile([3.0], 50) == 3.0 and percentile([], 50) != percentile([], 50)
+
+
+def test_a_table_has_a_line_a_variant() -> None:
+    table = load_script("variants").markdown_table(["a", "b"], [["x", 1], ["y", 2]])
+    assert table == "| a | b |\n| --- | --- |\n| x | 1 |\n| y | 2 |"
+
+
+def feature_result(speed: float, digest: str) -> dict:
+    counts = {"preemptions": 0, "prefix_hits": 0, "digest": digest}
+    times = {"ttft_p50_s": 1.0, "ttft_p99_s": 2.0, "tpot_p50_ms": 30.0}
+    return {"tokens_per_s": speed, **times, **counts}
+
+
+def test_features_say_when_tokens_differ() -> None:
+    features = load_script("features")
+    base, off = features.VARIANTS[:2]
+    results = {
+        base.name: [feature_result(100.0, "x"), feature_result(80.0, "x")],
+        off.name: [feature_result(50.0, "x"), feature_result(60.0, "y")],
+    }
+    summary = features.summarize([base, off], results)
+    assert summary["variants"][off.name]["ratio_by_round"] == [0.5, 0.75]
+    table = features.features_table(summary)
+    assert "| no-prefix-cache | 55.0 | 1.0 | 2.0 | 30.0 |" in table and "DIFFERENT" in table
+    results[off.name][1] = feature_result(60.0, "x")
+    assert "DIFFERENT" not in features.features_table(features.summarize([base, off], results))
+
+
+def test_features_take_a_third_of_the_pages_held_at_the_peak() -> None:
+    features = load_script("features")
+    rows = features.chosen_rows(features.parse(["--requests", "2", "--output-tokens", "100"]))
+    assert [row.max_tokens for row in rows] == [100, 100]
+    llm = SimpleNamespace(
+        geometry=SimpleNamespace(num_pages=(91,), page_tokens=64),
+        get_metrics=lambda: {"kv_cache_usage_peak_perc": 0.5},
+        get_tokenizer=lambda: SimpleNamespace(encode=lambda text: [0] * 10),
+    )
+    assert features.third_of_peak(llm, rows) == 15
+    llm.geometry.num_pages = (7,)
+    assert features.third_of_peak(llm, rows) == 2  # the largest request still fits
+
+
+class SlowEngine:
+    """Gives each request, in turn, a token a step; a step takes long on the clock of the test."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock = clock
+        self.left: dict[str, int] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.left)
+
+    def add(self, prompt, params, options):
+        self.left[prompt] = params.max_tokens
+        return SimpleNamespace(request_id=prompt, error=None)
+
+    def step(self) -> list[SimpleNamespace]:
+        self.clock[0] += 4.0
+        name = next(iter(self.left))
+        self.left[name] -= 1
+        if not self.left[name]:
+            del self.left[name]
+        return [SimpleNamespace(request_id=name, token_ids=[1], error=None)]
+
+
+def test_latency_counts_from_the_planned_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    latency = load_script("latency")
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(latency.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(latency.time, "sleep", sleep)
+    row = latency.WorkloadRow
+    rows = [row(custom_id=f"short{n}", prompt=str(n), max_tokens=2) for n in range(3)]
+    arrivals = latency.timetable(rows, 20.0)
+    assert [one.arrival_s for one in arrivals] == [0.0, 10.0, 20.0]
+    llm = SimpleNamespace(engine=SlowEngine(clock))
+    served = latency.serve(llm, arrivals, has_class=True)
+    assert [one.token_s for one in served] == [[4.0, 8.0], [14.0, 18.0], [24.0, 28.0]]
+    assert [one.ttft_s for one in served] == [4.0, 4.0, 4.0]
+    # While a step runs nobody is added; that wait counts too.
+    crowded = latency.serve(
+        SimpleNamespace(engine=SlowEngine(clock)), latency.timetable(rows, 2.0), has_class=False
+    )
+    assert [one.ttft_s for one in crowded] == [4.0, 11.0, 18.0]
+
+
+def test_latencies_tell_short_from_long_and_find_the_longest_gap() -> None:
+    latency = load_script("latency")
+
+    def served(name: str, arrival_s: float, *token_s: float):
+        row = latency.WorkloadRow(custom_id=name, prompt="", max_tokens=len(token_s))
+        return latency.Served(row=row, arrival_s=arrival_s, token_s=list(token_s))
+
+    figures = latency.latencies(
+        [served("short0", 1.0, 1.5, 1.6, 1.7), served("long1", 2.0, 6.0, 6.1, 8.1)]
+    )
+    assert figures["short_ttft_p99_s"] == 0.5 and figures["long_ttft_p50_s"] == 4.0
+    assert figures["tpot_p50_ms"] == 100.0 and figures["tpot_p99_ms"] == 1050.0
+    assert figures["gap_max_ms"] == 2000.0 and figures["seconds"] == 8.1
+
+
+def test_the_device_waits_where_no_program_runs() -> None:
+    overlap = load_script("overlap")
+    # Two at either end are left out; of the rest the third begins before the second has ended.
+    spans = [(0, 1), (1, 2), (100, 200), (210, 300), (290, 400), (450, 500), (900, 901), (902, 903)]
+    runs = [overlap.Execution("step", 1e6 * start, 1e6 * end) for start, end in spans]
+    assert overlap.waits(runs) == {
+        "steps": 4,
+        "step_ms": 100.0,
+        "wait_share": 0.15,
+        "wait_p50_us": 10000.0,
+        "wait_p99_us": 50000.0,
+    }
+
+
+def test_executions_are_found_in_a_profile(tmp_path: Path) -> None:
+    overlap = load_script("overlap")
+    program = jax.jit(lambda x: jnp.tanh(x @ x) + 1)
+    program(jnp.ones((64, 64))).block_until_ready()  # compiled before the profile
+    llm = SimpleNamespace()
+    with overlap.profiling(llm, str(tmp_path), python_calls=False):
+        for _ in range(3):
+            program(jnp.ones((64, 64))).block_until_ready()
+    runs = [run for run in overlap.read_executions(tmp_path) if "lambda" in run.program]
+    assert len(runs) == 3
+    assert all(run.start_ns < run.end_ns for run in runs)
+    assert all(a.end_ns <= b.start_ns for a, b in zip(runs, runs[1:], strict=False))

@@ -1,119 +1,262 @@
-"""A device that computes nothing: its pages hold who wrote them, and reads are checked.
+"""A device that computes nothing: a position of a page holds what was there to compute from.
 
-A token of a prompt is `order * STRIDE + position`, so that a row tells whose it is. Every position
-that attention would read through the page table must hold what that request wrote there.
+That is the digest of all tokens up to that position, so that pages of equal prefixes are equal
+whoever wrote them. Every position that attention would read must hold what the request's own tokens
+demand, whatever was copied, swapped, shared or freed before. The token drawn follows from the
+digest, the seed and the sample index: any schedule must give each request what it gets alone.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from jaxinfer.config.geometry import Geometry
-from jaxinfer.config.step_plan import DecodePlan, PrefillPlan, StepResult
+from jaxinfer.config.step_plan import (
+    PROMPT_FLAG,
+    RECENT_TOKENS,
+    Chore,
+    CopyPlan,
+    DecodePlan,
+    PrefillPlan,
+    SeatPlan,
+    StepResult,
+    SwapPlan,
+)
+from jaxinfer.scheduler.planning import Step, StepRow
 from jaxinfer.scheduler.request import Request
 from jaxinfer.scheduler.scheduler import Scheduler
 
-STRIDE = 1000
+STRIDE = 100
+VOCAB = 1000
 EOS = 1
-PLAIN = 5
+_MASK = (1 << 62) - 1
 
 
 def prompt_of(order: int, length: int) -> list[int]:
-    """A prompt whose tokens tell their request and position."""
+    """A prompt that shares no token with that of another order below 10."""
     return [order * STRIDE + position for position in range(length)]
 
 
-class FakeDevice:
-    """Runs plans of a scheduler. `ends`: by order, after how many tokens EOS comes."""
+def mixed(before: int, value: int) -> int:
+    """A number in [0, 2**62) that two different pairs hardly ever share."""
+    mixing = (before ^ (value * 0x9E3779B97F4A7C15 + 0x7F4A7C15)) & _MASK
+    mixing = mixing * 0xBF58476D1CE4E5B9 & _MASK
+    return mixing ^ mixing >> 29
 
-    def __init__(self, geometry: Geometry, ends: dict[int, int] | None = None) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """What is drawn after a prefix: a token of 1..num_tokens, each as likely.
+
+    error_one_in: so often the logits are no numbers; 0 is never.
+    """
+
+    num_tokens: int = 15
+    error_one_in: int = 0
+
+    def token(self, digest: int, seed: int, sample_index: int) -> tuple[int, bool]:
+        """The token and whether its logits are finite."""
+        value = mixed(mixed(digest, seed), sample_index)
+        is_error = self.error_one_in and (value >> 20) % self.error_one_in == 0
+        return value % self.num_tokens + 1, not is_error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """All that a request draws when nothing else runs, on beyond its end.
+
+    digests: what the positions of its pages must hold. output_ids, finish_reason: its end included.
+    """
+
+    tokens: list[int]
+    digests: np.ndarray
+    output_ids: list[int]
+    finish_reason: str
+
+
+def run_alone(request: Request, drawing: Drawing) -> Alone:
+    """The reference: one token after another, no pages, no steps."""
+    tokens, digests, before = list(request.prompt_ids), [], 0
+    for token in tokens:
+        digests.append(before := mixed(before, token))
+    end, reason = request.max_new_tokens, "length"
+    for count in range(request.max_new_tokens):
+        token, is_finite = drawing.token(before, request.seed, request.sample_index)
+        if end == request.max_new_tokens and reason == "length":
+            if not is_finite:
+                end, reason = count, "error"
+            elif token in request.end_ids and count + 1 > request.params.min_tokens:
+                end, reason = count + 1, "stop"
+        tokens.append(token)
+        digests.append(before := mixed(before, token))
+    length = len(request.prompt_ids)
+    return Alone(
+        tokens=tokens,
+        digests=np.array(digests, np.int64),
+        output_ids=tokens[length : length + end],
+        finish_reason=reason,
+    )
+
+
+class FakeDevice:
+    """Runs chores and steps in the order in which they are launched."""
+
+    def __init__(self, geometry: Geometry, drawing: Drawing | None = None) -> None:
         self.geometry = geometry
-        self.ends = ends or {}
+        self.drawing = drawing or Drawing()
         self.pages = [np.full((n, geometry.page_tokens), -1, np.int64) for n in geometry.num_pages]
+        self.swapped: dict[int, list[np.ndarray]] = {}
         self.chunks: dict[int, list[tuple[int, int]]] = {}
         self.decoded: dict[int, list[int]] = {}
+        self._recent = np.full((geometry.num_slots, RECENT_TOKENS), -9, np.int64)
+        self._seen: dict[int, np.ndarray] = {}
+        self._alone: dict[Request, Alone] = {}
 
-    def step(self, scheduler: Scheduler) -> tuple[PrefillPlan | DecodePlan, list[Request]] | None:
-        """Schedules, runs, updates and finishes, as the engine does: the plan and who drew."""
-        plan = scheduler.schedule()
-        if plan is None:
+    def step(self, scheduler: Scheduler) -> tuple[Step, list[Request]] | None:
+        """Schedules, runs, updates and finishes, as the engine does: the step and who came."""
+        step = scheduler.schedule()
+        if step is None:
             return None
-        if isinstance(plan, PrefillPlan):
-            drew = scheduler.update_prefill(self._prefill(plan, scheduler))
-        else:
-            drew = scheduler.update_decode(plan, self._decode(plan, scheduler))
-        for request in drew:
+        came = scheduler.update(step, self.run(step))
+        for request in came:
             if request.is_finished:
                 scheduler.finish(request)
-        return plan, drew
+                self.forget(request.order)
+        return step, came
 
-    def _prefill(self, plan: PrefillPlan, scheduler: Scheduler) -> StepResult:
-        geometry, rows = self.geometry, plan.tokens.shape[0]
-        assert rows in geometry.prefill_rows and plan.tokens.shape == (rows, geometry.chunk_tokens)
-        owners = (plan.tokens[:, 0] // STRIDE).tolist()
-        spans = [(int(s), int(n)) for s, n in zip(plan.starts, plan.lengths, strict=True)]
-        running = {request.order: request for request in scheduler.running}
-        for row, (order, (start, length)) in enumerate(zip(owners, spans, strict=True)):
-            request, end = running[order], start + length
-            assert plan.tokens[row, :length].tolist() == request.prompt_ids[start:end]
-            is_last = end == len(request.prompt_ids)
-            assert plan.slots[row] == (request.slot if is_last else geometry.num_slots)
-            self._check_sampling(plan, row, request)
-            self.chunks.setdefault(order, []).append((start, length))
-        self._write_then_read(plan.tables, owners, spans)
-        return self._draw([running[order] for order in owners])
+    def run(self, step: Step) -> StepResult:
+        """Does the chores and the step."""
+        for chore in step.chores:
+            self._do(chore)
+        plan, rows = step.plan, step.rows
+        if isinstance(plan, PrefillPlan):
+            self._check_prefill(plan, rows)
+        else:
+            self._check_decode(plan, rows)
+        for place, row in enumerate(rows):  # all rows write before any reads
+            self._write(plan.tables[:, place], row)
+        for place, row in enumerate(rows):
+            self._read(plan.tables[:, place], row)
+        return self._draw(plan, rows)
 
-    def _decode(self, plan: DecodePlan, scheduler: Scheduler) -> StepResult:
-        assert plan.slots.size == plan.positions.size and plan.slots.size in (
-            self.geometry.decode_widths
-        )
-        busy = plan.slots[plan.slots < self.geometry.num_slots].tolist()
-        assert len(set(busy)) == len(busy), "a slot has two rows"
-        requests = [scheduler.slots[slot] if slot in busy else None for slot in plan.slots]
-        spans = []
-        for row, request in enumerate(requests):
-            position = int(plan.positions[row])
-            spans.append((position, int(request is not None)))
-            if request is None:
-                assert not plan.tables[:, row].any() and not plan.sampling.temperature[row]
-                continue
-            self._check_sampling(plan, row, request)
-            self.decoded.setdefault(request.order, []).append(position)
-        owners = [request.order if request else -1 for request in requests]
-        self._write_then_read(plan.tables, owners, spans)
-        return self._draw(requests)
+    def alone(self, request: Request) -> Alone:
+        """What the request draws alone, computed once."""
+        if request not in self._alone:
+            self._alone[request] = run_alone(request, self.drawing)
+        return self._alone[request]
 
-    def _check_sampling(self, plan: PrefillPlan | DecodePlan, row: int, request: Request) -> None:
-        assert plan.sampling.seeds[row].tolist() == [request.seed, 0]
-        assert plan.sampling.temperature[row] == np.float32(request.params.temperature)
+    def forget(self, key: int) -> None:
+        """Drops the host's copy of pages that will not come back."""
+        self.swapped.pop(key, None)
 
-    def _write_then_read(
-        self, tables: np.ndarray, owners: list[int], spans: list[tuple[int, int]]
-    ) -> None:
-        size = self.geometry.page_tokens
+    # --- chores -------------------------------------------------------------------------------
+
+    def _do(self, chore: Chore) -> None:
+        match chore:
+            case SeatPlan():
+                self._recent[chore.slot] = chore.recent
+                self._seen[chore.slot] = chore.seen.copy()
+            case CopyPlan():
+                sides = zip(self.pages, chore.sources, chore.targets, strict=True)
+                for pages, (source,), (target,) in sides:
+                    assert source and target, "the null page is copied"
+                    pages[target] = pages[source]
+            case SwapPlan(is_out=True):
+                assert chore.key not in self.swapped, "a copy on the host is overwritten"
+                self.swapped[chore.key] = [
+                    pages[list(held)].copy()
+                    for pages, held in zip(self.pages, chore.pages, strict=True)
+                ]
+            case SwapPlan():
+                content = self.swapped.pop(chore.key)
+                for pages, held, kept in zip(self.pages, chore.pages, content, strict=True):
+                    assert all(held), "content is written to the null page"
+                    pages[list(held)] = kept
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def _check_prefill(self, plan: PrefillPlan, rows: tuple[StepRow, ...]) -> None:
+        made = self.geometry
+        assert plan.tokens.shape == (len(rows), made.chunk_tokens)
+        assert len(rows) in made.prefill_rows
+        for place, row in enumerate(rows):
+            tokens = self.alone(row.request).tokens[row.start : row.end]
+            assert plan.tokens[place].tolist() == tokens + [0] * (made.chunk_tokens - len(tokens))
+            assert plan.starts[place] == row.start and plan.lengths[place] == len(tokens) > 0
+            assert row.start % made.chunk_tokens == 0, "a chunk off the grid"
+            assert plan.slots[place] == (row.request.slot if row.draws else made.num_slots)
+            self.chunks.setdefault(row.request.order, []).append((row.start, len(tokens)))
+
+    def _check_decode(self, plan: DecodePlan, rows: tuple[StepRow, ...]) -> None:
+        made, count = self.geometry, len(rows)
+        width = plan.slots.size
+        assert width == plan.positions.size == min(w for w in made.decode_widths if w >= count)
+        assert (plan.slots[count:] == made.num_slots).all() and not plan.tables[:, count:].any()
+        assert (plan.sampling.num_logprobs[count:] == -1).all()
+        assert not plan.sampling.temperature[count:].any()
+        assert len({row.request.slot for row in rows}) == count, "a slot has two rows"
+        for place, row in enumerate(rows):
+            assert row.draws and row.end == row.start + 1 == plan.positions[place] + 1
+            assert plan.slots[place] == row.request.slot
+            token = self.alone(row.request).tokens[row.start]
+            assert self._recent[row.request.slot, -1] == token, "another token goes in"
+            self.decoded.setdefault(row.request.order, []).append(row.start)
+
+    def _write(self, tables: np.ndarray, row: StepRow) -> None:
+        positions = np.arange(row.start, row.end)
+        columns, places = np.divmod(positions, self.geometry.page_tokens)
         for pages, table in zip(self.pages, tables, strict=True):
-            for row, (start, length) in enumerate(spans):
-                positions = np.arange(start, start + length)
-                columns = table[row, positions // size]
-                assert (columns > 0).all(), "a token would be written to the null page"
-                pages[columns, positions % size] = owners[row] * STRIDE + positions
+            held = table[columns]
+            assert held.all(), "a token would be written to the null page"
+            pages[held, places] = self.alone(row.request).digests[row.start : row.end]
+
+    def _read(self, tables: np.ndarray, row: StepRow) -> None:
+        digests = self.alone(row.request).digests
         groups = zip(self.pages, tables, self.geometry.group_windows, strict=True)
         for pages, table, window in groups:
-            for row, (start, length) in enumerate(spans):
-                first = max(0, start - window + 1) if window and length else 0
-                positions = np.arange(first, start + length) if length else np.arange(0)
-                found = pages[table[row, positions // size], positions % size]
-                assert (found == owners[row] * STRIDE + positions).all(), "another's page is read"
+            first = max(0, row.start - window + 1) if window else 0
+            columns, places = np.divmod(np.arange(first, row.end), self.geometry.page_tokens)
+            found = pages[table[columns], places]
+            assert (found == digests[first : row.end]).all(), "what is read is not its own"
 
-    def _draw(self, requests: list[Request | None]) -> StepResult:
-        rows = len(requests)
-        tokens = np.zeros(rows, np.int32)
-        for row, request in enumerate(requests):
-            if request is not None:
-                is_end = len(request.output_ids) + 1 == self.ends.get(request.order)
-                tokens[row] = EOS if is_end else PLAIN
-        return StepResult(
-            tokens=tokens,
-            finite=np.ones(rows, bool),
-            logprobs=np.full(rows, -0.5, np.float32),
-            best_ids=np.tile(np.arange(20, dtype=np.int32), (rows, 1)),
-            best_logprobs=np.tile(-np.arange(20, dtype=np.float32), (rows, 1)),
-        )
+    def _draw(self, plan: PrefillPlan | DecodePlan, rows: tuple[StepRow, ...]) -> StepResult:
+        drawn = empty_result(plan.sampling.seeds.shape[0])
+        for place, row in enumerate(rows):
+            if not row.draws:
+                continue
+            slot, sampling = row.request.slot, plan.sampling
+            assert slot is not None
+            if sampling.seated[place]:
+                self._check_seat(slot, row)
+            low, high = sampling.seeds[place].tolist()
+            column, position = divmod(row.end - 1, self.geometry.page_tokens)
+            digest = int(self.pages[0][plan.tables[0, place, column], position])
+            token, finite = self.drawing.token(
+                digest, low | high << 32, int(sampling.sample_index[place])
+            )
+            drawn.tokens[place], drawn.finite[place] = token, finite
+            self._recent[slot] = [*self._recent[slot, 1:], token]
+            if slot in self._seen:
+                self._seen[slot][token] += 1
+        return drawn
+
+    def _check_seat(self, slot: int, row: StepRow) -> None:
+        """What draws with penalties or limits rests on: the last tokens and all counts."""
+        tokens, length = self.alone(row.request).tokens, len(row.request.prompt_ids)
+        known = ([-2] * RECENT_TOKENS + tokens[: row.end])[-RECENT_TOKENS:]
+        assert self._recent[slot].tolist() == known, "not its last tokens"
+        seen = np.bincount(tokens[length : row.end], minlength=self._seen[slot].size)
+        seen[tokens[:length]] += PROMPT_FLAG
+        assert (self._seen[slot] == seen).all(), "not its own counts"
+
+
+def empty_result(rows: int) -> StepResult:
+    """Rows that drew token 0."""
+    return StepResult(
+        tokens=np.zeros(rows, np.int32),
+        finite=np.ones(rows, bool),
+        logprobs=np.full(rows, -0.5, np.float32),
+        ranks=np.ones(rows, np.int32),
+        best_ids=np.tile(np.arange(20, dtype=np.int32), (rows, 1)),
+        best_logprobs=np.tile(-np.arange(20, dtype=np.float32), (rows, 1)),
+    )

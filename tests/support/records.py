@@ -40,8 +40,12 @@ def geometry(
     windows: tuple[int, ...] = (0,),
     num_pages: tuple[int, ...] | None = None,
     decode_widths: tuple[int, ...] | None = None,
+    **changes: Any,
 ) -> Geometry:
-    """A geometry with a layer a cache group and, by default, pages for every slot."""
+    """A geometry with a layer a cache group and, by default, pages for every slot.
+
+    changes: further fields.
+    """
     most = chunk_tokens * prefill_rows[-1]
     needs = [pages_needed(max_model_len, page_tokens, window, most) for window in windows]
     return Geometry(
@@ -60,6 +64,7 @@ def geometry(
         activation_dtype="float32",
         kv_dtype="float32",
         attention_kernel="reference",
+        **changes,
     )
 
 
