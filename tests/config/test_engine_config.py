@@ -125,7 +125,9 @@ def test_an_unknown_name_offers_the_nearest(wrong: str, near: str) -> None:
 
 
 def test_an_unknown_name_like_no_other_lists_them_all() -> None:
-    with pytest.raises(ConfigError, match="unknown option 'zzz'; known options: activations, ") as e:
+    with pytest.raises(
+        ConfigError, match="unknown option 'zzz'; known options: activations, "
+    ) as e:
         engine_config(zzz=1)
     assert "did you mean" not in str(e.value)
     assert all(name in str(e.value) for name in EngineConfig.__slots__)
