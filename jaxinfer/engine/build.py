@@ -5,7 +5,8 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -78,29 +79,22 @@ def build_engine(
         JaxInferError: anything that is wrong with the checkpoint, the settings or the memory; what
             was placed on the device by then is freed.
     """
-    compiles = compiles or CompileLog()
     use_compilation_cache(_cache_folder(ask.compilation_cache_dir))
     checkpoint = open_checkpoint(model, show_progress=show_progress)
-    device = find_device()
+    config, device = checkpoint.config, find_device()
     storage = storage_for(ask, checkpoint, device)  # all tensors are matched before compiling
-    geometry = decide_geometry(ask, checkpoint.config, device, storage.share)
+    geometry = decide_geometry(ask, config, device, storage.share)
     text = _tokenizer(checkpoint, tokenizer)
     defaults = default_params(checkpoint.generation_config, wanted=ask.use_generation_config)
     shapes = _shapes(checkpoint, geometry, storage)
-    _check_room(_num_bytes(shapes), cache_bytes(checkpoint.config, geometry), device)
-    with counted_compiles(compiles):
-        programs = compile_programs(
-            shapes, checkpoint.config, geometry, show_progress=show_progress
-        )
+    _check_room(_num_bytes(shapes), cache_bytes(config, geometry), device)
+    with counted_compiles(compiles or CompileLog()):
+        programs = compile_programs(shapes, config, geometry, show_progress=show_progress)
     memory = _memory_plan(shapes, programs, checkpoint, geometry, device)
-    _log.info("weights = %r: %s", storage.form, storage.reason)
-    _report(geometry, memory)
+    _report(geometry, storage, memory)
     timeline = open_timeline(ask.trace)
-    try:
+    with _closed_on_error(timeline):
         runner, metrics = _load(checkpoint, storage, programs, geometry, show_progress)
-    except BaseException:
-        timeline.close()
-        raise
     engine = Engine(
         ask=ask,
         intake=_intake(ask, checkpoint, text, geometry),
@@ -147,7 +141,17 @@ def _drafter(ask: EngineConfig, geometry: Geometry) -> NgramDrafter | None:
     return NgramDrafter(ask.speculative_config, geometry.verify_widths[-1])
 
 
-def _report(geometry: Geometry, memory: MemoryPlan) -> None:
+@contextmanager
+def _closed_on_error(timeline: Any) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        timeline.close()
+        raise
+
+
+def _report(geometry: Geometry, storage: Storage, memory: MemoryPlan) -> None:
+    _log.info("weights = %r: %s", storage.form, storage.reason)
     for setting in fields(geometry):
         if setting.name != "layer_groups":
             _log.info("%s = %r", setting.name, getattr(geometry, setting.name))
