@@ -55,8 +55,11 @@ def test_a_missing_compiler_says_what_to_install(
 
 
 @needs_aot
+@pytest.mark.slow
 def test_every_program_is_compiled_for_the_target(folder: Path) -> None:
-    plan = plan_target(folder, "h200", max_num_seqs=8, max_model_len=2048)
+    plan = plan_target(
+        folder, "h200", max_num_seqs=8, max_model_len=2048, max_num_batched_tokens=128
+    )
     config, _, _ = read_hf_config(folder)
     names = {one.name.split()[0] for one in plan.programs}
     assert {"decode_step", "prefill_step", "head_step"} <= names
