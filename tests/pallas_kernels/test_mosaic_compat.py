@@ -30,7 +30,8 @@ def test_products_and_indices_of_a_simulated_kernel() -> None:
         plgpu.barrier_wait(ready)
         calls = []
         scores = matmul_transposed(a_smem, b_smem, True, meanwhile=lambda: calls.append(1))
-        start = full((64, 64), 0.5, WGMMA, True) + iota((64, 64), 1, WGMMA, True)
+        column = iota((64, 64), 1, WGMMA, True).astype(jnp.float32)
+        start = full((64, 64), 0.5, WGMMA, True) + column
         total = add_matmul(start, scores.astype(jnp.bfloat16), b_smem, True)
         assert calls == [1]
         out_gmem[...] = total + load(a_smem, WGMMA, True).astype(jnp.float32)
