@@ -6,8 +6,8 @@ layouts (it has none), wgmma with a transposed operand, with one from registers 
 accumulator. Knows no op.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,11 +20,10 @@ try:
     from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # type: ignore
 except ImportError:  # jax 0.10
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
-from jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call import (
-    reset_gpu_interpret_mode_state,
-)
 
-HAS_REF_LOADS = hasattr(plgpu, "store")  # jax 0.12: `load` takes a ref without indices
+# jax 0.10: `load` must be given indices; later it takes a ref without any.
+_indices = inspect.signature(plgpu.load).parameters.get("idx")
+LOAD_NEEDS_INDICES = _indices is not None and _indices.default is inspect.Parameter.empty
 SWIZZLE_BYTES = 128  # the widest pattern that spreads a tile's rows over the memory banks
 
 
@@ -39,16 +38,6 @@ def simulation(interpret: bool, *, detect_races: bool = False) -> Any:
     reads past the end of a buffer.
     """
     return InterpretGPUParams(detect_races=detect_races) if interpret else None
-
-
-@contextmanager
-def clean_simulator() -> Iterator[None]:
-    """Lets the next simulation start although this one raised: the simulator keeps state."""
-    try:
-        yield
-    except BaseException:
-        reset_gpu_interpret_mode_state()
-        raise
 
 
 def tile_transforms(dtype: Any = jnp.bfloat16) -> tuple[Any, Any]:
@@ -90,9 +79,9 @@ def load(ref: Any, layout: Any, interpret: bool) -> jax.Array:
     """A ref's content in registers of that layout."""
     if interpret:
         return ref[...]
-    if HAS_REF_LOADS:
-        return plgpu.load(ref, layout=layout)  # type: ignore[call-arg]
-    return plgpu.load(ref, (), layout=layout)
+    if LOAD_NEEDS_INDICES:
+        return plgpu.load(ref, (), layout=layout)
+    return plgpu.load(ref, layout=layout)  # type: ignore[call-arg]
 
 
 def matmul_transposed(

@@ -3,8 +3,6 @@
 `needs_aot` marks a test: it is skipped with a reason where the aot extra is missing.
 """
 
-import functools
-import importlib.metadata
 import os
 import re
 import tempfile
@@ -13,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
-from jax.experimental import topologies
 
-from jaxinfer.config.targets import gpu_target, target_config
+from jaxinfer.config.targets import gpu_target
+from jaxinfer.runner.target import missing_compiler, place_on_target
 
 _DUMP = "MOSAIC_GPU_DUMP_TO"
 _KNOWN_REPORTS: dict[str, "KernelReport"] = {}  # by the hash of the kernel
@@ -33,43 +30,15 @@ class KernelReport:
     shared_bytes: int
 
 
-def missing_aot() -> str:
-    """Why nothing can be compiled for a GPU here; empty where it can."""
-    for package in ("jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12", "nvidia-cuda-runtime-cu12"):
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return f"the aot extra is not installed ({package})"
-        if package == "jax-cuda12-plugin" and version != jax.__version__:
-            return f"jax-cuda12-plugin {version} is not jax's version {jax.__version__}"
-    return ""
-
-
 def needs_aot(test: Callable[..., Any]) -> Callable[..., Any]:
     """Marks a test as `aot` and skips it where the extra is missing."""
-    reason = missing_aot()
+    reason = missing_compiler() or ""
     return pytest.mark.aot(pytest.mark.skipif(bool(reason), reason=reason)(test))
-
-
-@functools.cache
-def target_sharding(name: str) -> jax.sharding.Sharding:
-    """One device of the named GPU, for `ShapeDtypeStruct`s."""
-    topology = topologies.get_topology_desc(
-        platform="cuda",
-        topology_name="",
-        target_config=target_config(gpu_target(name)),
-        topology="1x1x1",
-    )
-    mesh = topologies.make_mesh(topology, (1,), ("device",))
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
 
 def on_target(name: str, shapes: Any) -> Any:
     """The pytree of shapes (or arrays) placed on the named GPU."""
-    here = target_sharding(name)
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes
-    )
+    return place_on_target(gpu_target(name), shapes)
 
 
 def compile_kernels(lowered: Any) -> tuple[Any, list[KernelReport]]:
