@@ -72,7 +72,7 @@ def run_job(llm: Any, rows: Sequence[WorkloadRow]) -> float:
             params={"temperature": 0.0, "ignore_eos": True},
         )
         start = time.perf_counter()
-        summary = BatchJob(ask, {}, lambda: left_open(llm), "model").run()  # type: ignore[arg-type]
+        summary = BatchJob(ask, {}, lambda: left_open(llm), lambda: "model").run()  # type: ignore[arg-type]
         seconds = time.perf_counter() - start
     if summary.done != len(rows) or summary.run["completion_tokens"] != sum(
         row.max_tokens for row in rows

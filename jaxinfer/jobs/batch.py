@@ -100,7 +100,11 @@ def run_batch(
         ask,
         options,
         open_model=lambda: session.open_llm(str(model), **options),
-        model_digest=model_fingerprint(model, options.get("tokenizer")),
+        digest_model=lambda: model_fingerprint(
+            model,
+            options.get("tokenizer"),
+            show_progress=bool(options.get("show_progress", True)),
+        ),
     ).run()
 
 
@@ -111,15 +115,16 @@ class BatchJob:
     Args:
         ask: the settings. options: of the engine.
         open_model: opens the model; called only if there is a line to be run.
-        model_digest: of the model's files.
+        digest_model: gives the fingerprint of the model's files, which it may have to fetch.
     """
 
     ask: BatchSettings
     options: Mapping[str, Any]
     open_model: "Callable[[], LLM]"
-    model_digest: str
+    digest_model: Callable[[], str]
     stop: Stop = field(default_factory=Stop)
 
+    _model_digest: str | None = None
     _num_before: tuple[int, int, int] = (0, 0, 0)  # done, failed, total when the run began
     _runner: LineRunner | None = None
     _metrics: Mapping[str, float] = field(default_factory=dict)
@@ -148,6 +153,13 @@ class BatchJob:
             summary = self._summary()
             write_summary(summary)
         return summary
+
+    @property
+    def model_digest(self) -> str:
+        """The fingerprint of the model's files, asked for once, after the input was read."""
+        if self._model_digest is None:
+            self._model_digest = self.digest_model()
+        return self._model_digest
 
     @property
     def fingerprint(self) -> str:
@@ -319,8 +331,8 @@ def storage_errors(output: Path) -> Iterator[None]:
         yield
     except (OSError, sqlite3.Error) as error:
         raise JaxInferError(
-            f"the job of {str(output)!r} was ended by an error of the system ({error}); make room or "
-            "check permissions, then start the same command again: it goes on from there"
+            f"the job of {str(output)!r} was ended by an error of the system ({error}); make room "
+            "or check permissions, then start the same command again: it goes on from there"
         ) from error
 
 

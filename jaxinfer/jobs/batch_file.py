@@ -138,7 +138,7 @@ def rewrite(path: Path, pieces: Iterable[tuple[int, int]]) -> None:
     Raises:
         JaxInferError: no room for a second copy; the file is as it was.
     """
-    beside = path.with_name(path.name + ".rewriting")
+    beside = half_rewritten(path)
     try:
         with path.open("rb") as old, beside.open("wb") as new:
             for offset, size in pieces:
@@ -157,9 +157,14 @@ def rewrite(path: Path, pieces: Iterable[tuple[int, int]]) -> None:
         ) from error
 
 
+def half_rewritten(path: Path) -> Path:
+    """The file that takes `path`'s name once it is whole; a death may leave it."""
+    return path.with_name(path.name + ".rewriting")
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a small file, all or nothing."""
-    beside = path.with_name(path.name + ".rewriting")
+    beside = half_rewritten(path)
     beside.write_bytes(data)
     os.replace(beside, path)
 

@@ -32,15 +32,20 @@ _MODEL_FILES = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model")
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 
 
-def model_fingerprint(model: str | Path, tokenizer: object = None) -> str:
+def model_fingerprint(
+    model: str | Path, tokenizer: object = None, *, show_progress: bool = False
+) -> str:
     """Hex digits that depend on the content of a model's files, not on where they are.
 
     Of large files the size and 32 samples count, so that it takes no longer than a second.
 
+    Args:
+        tokenizer: another folder's, whose files count too. show_progress: a bar for a download.
+
     Raises:
         CheckpointError: no such model.
     """
-    source = resolve_source(model, show_progress=False)
+    source = resolve_source(model, show_progress=show_progress)
     files = _folder_files(source.path) if source.folder else _gguf_parts(source.path)
     if isinstance(tokenizer, str | Path):
         files = [*files, *_folder_files(Path(tokenizer))]

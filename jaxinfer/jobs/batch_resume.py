@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.errors import ConfigError
-from jaxinfer.jobs.batch_file import cut_torn_line, read_lines, rewrite
+from jaxinfer.jobs.batch_file import cut_torn_line, half_rewritten, read_lines, rewrite
 from jaxinfer.jobs.batch_ledger import (
     DONE,
     ELSEWHERE,
@@ -59,6 +59,7 @@ def resume(
     Raises:
         ConfigError: the file is no output of a batch job, or of a changed one without `force`.
     """
+    half_rewritten(path).unlink(missing_ok=True)
     if not path.exists():
         return 0
     _require_output(path)

@@ -51,6 +51,16 @@ def test_chat(model: Path, engine_options: list[str]) -> None:
     assert done.exit_code == 0, done.output
 
 
+def test_bench(model: Path, engine_options: list[str]) -> None:
+    shape = ["--num-prompts", 3, "--input-len", 20, "--output-len", 4, "--rounds", 1]
+    done = invoke("bench", model, *engine_options, *shape, "--workload", "shared-prefix", "--json")
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["throughput"]["completion_tokens"] == 12
+    assert result["throughput"]["cached_tokens"] >= 16  # a page of the prefix, at least once
+    assert result["latency"]["tpot_s"]["count"] == 3
+
+
 def test_a_bad_model_is_one_message(tmp_path: Path, engine_options: list[str]) -> None:
     done = invoke("generate", tmp_path / "none", *engine_options, "--prompt", "a")
     assert done.exit_code == 1

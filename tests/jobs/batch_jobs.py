@@ -117,7 +117,7 @@ def make_job(
 ) -> BatchJob:
     ask = BatchSettings(source=str(source), output=output, model="fake", **settings)
     fake = llm or FakeLLM()
-    return BatchJob(ask, options or {}, lambda: fake, model_digest)  # type: ignore[arg-type]
+    return BatchJob(ask, options or {}, lambda: fake, lambda: model_digest)  # type: ignore[arg-type]
 
 
 def run_job(source: Path, output: Path, llm: FakeLLM | None = None, **more: Any) -> BatchSummary:

@@ -23,7 +23,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any], F
         return opened[-1][2]
 
     monkeypatch.setattr(session, "open_llm", open_llm)
-    monkeypatch.setattr(batch, "model_fingerprint", lambda *_: "digest")
+    monkeypatch.setattr(batch, "model_fingerprint", lambda *_, **__: "digest")
     return opened
 
 
