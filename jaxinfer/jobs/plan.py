@@ -23,6 +23,8 @@ from jaxinfer.config.targets import GpuTarget, gpu_target
 _RESERVED_BYTES = 1 << 30
 _DUMP_FOLDER = "MOSAIC_GPU_DUMP_TO"  # read by the compiler, for as long as it runs
 
+_WITHOUT_PLACE = ("init_step", "seat_step", "copy_step", "swap_out_step", "swap_in_step")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramPlan:
@@ -80,7 +82,7 @@ def plan_target(folder: Path, target_name: str, **engine_options: Any) -> Target
     """
     from jaxinfer.checkpoint.hf_config import read_hf_config
     from jaxinfer.checkpoint.load import abstract_params
-    from jaxinfer.runner.runner import compile_programs
+    from jaxinfer.runner.programs import compile_programs
     from jaxinfer.runner.target import place_on_target
 
     target = gpu_target(target_name)
@@ -91,9 +93,9 @@ def plan_target(folder: Path, target_name: str, **engine_options: Any) -> Target
     with _dumped_kernels() as dumps:
         compiled = compile_programs(place_on_target(target, params), config, geometry)
         kernels = tuple(_kernel_plan(path) for path in sorted(dumps.glob("*.ptxas")))
-    # What a start makes without arguments has no place on the target.
-    named = {name: one for name, one in compiled.named().items() if name != "init"}
-    programs = tuple(_program_plan(name, one) for name, one in named.items())
+    # Only what takes parameters has a place on the target; the chores beside it are tiny.
+    steps = {name: one for name, one in compiled.named().items() if name not in _WITHOUT_PLACE}
+    programs = tuple(_program_plan(name, one) for name, one in steps.items())
     return TargetPlan(
         target=target,
         geometry=geometry,
