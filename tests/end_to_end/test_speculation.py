@@ -15,7 +15,9 @@ from tests.support.byte_tokenizer import END
 from tests.support.tiny_models import TINY_CONFIG, write_tiny
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
-ALWAYS = {**NGRAM, "adaptive": False, "tokens_by_running": ((8, 4),)}
+ALWAYS = {**NGRAM, "adaptive": False, "tokens_by_running": ((4, 4),)}
+# One prefill program: the engines of this file are many.
+FOUR: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
 MODELS: dict[str, dict[str, Any]] = {"llama": {"base": TINY_CONFIG}, "gemma3": dict(WINDOWED)}
 LOOP = [97, 98, 99]  # a b c
 
@@ -53,16 +55,16 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_the_same_bits_with_and_without_drafts(open_llm: OpenLLM, folder: Path, dtype: str) -> None:
     """Promises 2 and 6: alone, together, and with pages for few of them."""
     prompts, params = zip(*requests(), strict=True)
-    with open_llm(folder, dtype=dtype, max_num_seqs=8) as plain:
+    with open_llm(folder, dtype=dtype, **FOUR) as plain:
         expected = [bits(output) for output in run(plain, prompts, list(params))]
-    with open_llm(folder, dtype=dtype, max_num_seqs=8, speculative_config=ALWAYS) as drafting:
+    with open_llm(folder, dtype=dtype, **FOUR, speculative_config=ALWAYS) as drafting:
         assert [bits(output) for output in run(drafting, prompts, list(params))] == expected
         alone = [bits(run(drafting, [one], how)[0]) for one, how in requests()]
         assert alone == expected
         assert drafting.get_metrics()["spec_decode_num_drafts"] > 20
         assert_drained(drafting)
     few = {"admission": "optimistic", "num_gpu_blocks_override": 8, "speculative_config": ALWAYS}
-    with open_llm(folder, dtype=dtype, max_num_seqs=8, **few) as pressed:
+    with open_llm(folder, dtype=dtype, **FOUR, **few) as pressed:
         assert [bits(output) for output in run(pressed, prompts, list(params))] == expected
         assert pressed.get_metrics()["num_preemptions"] > 0
         assert_drained(pressed)
@@ -76,9 +78,9 @@ def test_a_wrong_acceptance_rule_is_seen(
 
     monkeypatch.setattr(steps, "count_accepted", lambda drawn, drafts, counts: counts)
     prompts, params = zip(*requests(), strict=True)
-    with open_llm(folder, max_num_seqs=8) as plain:
+    with open_llm(folder, **FOUR) as plain:
         expected = [bits(output) for output in run(plain, prompts, list(params))]
-    with open_llm(folder, fresh=True, max_num_seqs=8, speculative_config=ALWAYS) as wrong:
+    with open_llm(folder, fresh=True, **FOUR, speculative_config=ALWAYS) as wrong:
         assert [bits(output) for output in run(wrong, prompts, list(params))] != expected
 
 
