@@ -20,7 +20,10 @@ PARTS = (
     "{% for m in messages %}{% for p in m['content'] %}[{{ p['text'] }}]{% endfor %}{% endfor %}"
 )
 REFUSING = "{{ raise_exception('no system role') }}"
-WITH_TOOLS = "{{ mark }}{% for t in tools or [] %}{{ t.function.name }};{% endfor %}{{ messages[0].content }}"
+WITH_TOOLS = (
+    "{{ mark }}{% for t in tools or [] %}{{ t.function.name }};{% endfor %}"
+    + "{{ messages[0].content }}"
+)
 TEMPLATES = {
     "with_tools": WITH_TOOLS,
     "default": TURNS,

@@ -65,11 +65,11 @@ def test_a_plain_request_starts_at_its_first_token_and_leaves_no_chore() -> None
     assert (admission.num_queries, admission.num_hits) == (10, 0)
 
 
-@pytest.mark.parametrize(("mode", "tokens"), [("reserve", 29), ("optimistic", 11)])
+@pytest.mark.parametrize(("mode", "tokens"), [("reserve", 31), ("optimistic", 13)])
 def test_pages_for_the_worst_case_or_for_what_is_known(mode: str, tokens: int) -> None:
     admission = admission_of({"admission": mode})
     before = unpromised(admission)[0]
-    assert enter(admission, traced(1, 10, max_new_tokens=20), 0)
+    assert enter(admission, traced(1, 12, max_new_tokens=20), 0)
     assert before - unpromised(admission)[0] == -(-tokens // 4)
 
 
