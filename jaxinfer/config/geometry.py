@@ -102,9 +102,7 @@ def plan_geometry(
         CapacityError: the weights, or one request of max_model_len, do not fit.
     """
     max_len = _max_model_len(ask, model)
-    page = ask.block_size or (64 if device.platform == "cpu" else 128)
-    chunk = ask.prefill_chunk_tokens or (64 if device.platform == "cpu" else 128)
-    slots = ask.max_num_seqs or (32 if device.platform == "cpu" else 64)
+    page, chunk, slots = _sizes(ask, device)
     windows = tuple(sorted(set(model.windows)))
     weight, activation, kv = _dtypes(ask, device)
     rows = _prefill_rows(ask, chunk)
@@ -130,7 +128,7 @@ def plan_geometry(
         activation_dtype=activation,
         kv_dtype=kv,
         attention_kernel=ask.kernels,
-        swap_pages=SWAP_PAGES if (ask.admission, ask.preemption) == ("optimistic", "swap") else 0,
+        swap_pages=_swap_pages(ask),
         logprobs_mode=ask.logprobs_mode,
         draft_tokens=_draft_tokens(ask, max_len),
         verify_widths=_verify_widths(ask, slots, device),
@@ -171,6 +169,16 @@ def cache_bytes(model: ModelConfig, geometry: Geometry) -> int:
     return sum(count * size for count, size in zip(geometry.num_pages, page_bytes, strict=True))
 
 
+def _sizes(ask: EngineConfig, device: Device) -> tuple[int, int, int]:
+    """(tokens a page, tokens a chunk, slots)."""
+    tokens, slots = (64, 32) if device.platform == "cpu" else (128, 64)
+    return (
+        ask.block_size or tokens,
+        ask.prefill_chunk_tokens or tokens,
+        ask.max_num_seqs or slots,
+    )
+
+
 def _max_model_len(ask: EngineConfig, model: ModelConfig) -> int:
     if ask.max_model_len is None:
         return min(model.max_position, 8192)
@@ -209,6 +217,10 @@ def _decode_widths(slots: int, device: Device) -> tuple[int, ...]:
     if device.platform != "cpu":
         return (slots,)
     return tuple(width for width in (2, 8, 16) if width < slots) + (max(slots, 2),)
+
+
+def _swap_pages(ask: EngineConfig) -> int:
+    return SWAP_PAGES if (ask.admission, ask.preemption) == ("optimistic", "swap") else 0
 
 
 def _draft_tokens(ask: EngineConfig, max_len: int) -> int:

@@ -27,5 +27,10 @@ def test_dtypes_are_those_that_programs_are_compiled_for() -> None:
         "seeds": np.uint32,
         "sample_index": np.int32,
         "num_logprobs": np.int32,
+        "repetition_penalty": np.float32,
+        "presence_penalty": np.float32,
+        "frequency_penalty": np.float32,
+        "first_end": np.int32,
+        "seated": np.int32,
     }
     assert plan.seeds.shape == (2, 2)
