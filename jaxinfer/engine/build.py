@@ -42,6 +42,7 @@ from jaxinfer.sampling.slot_state import abstract_loop_state
 from jaxinfer.speculation.control import NgramDrafter
 from jaxinfer.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxinfer.text.tokenizer import Tokenizer, tokenizer_from_folder
+from pallas_kernels.dispatch import Platform
 from pallas_kernels.paged_attention import resolve_implementation
 
 _log = logging.getLogger("jaxinfer")
@@ -205,14 +206,33 @@ def decide_geometry(
     model: ModelConfig,
     device: Device,
     packed: PackedShare = NOTHING_PACKED,
+    platform: Platform | None = None,
 ) -> Geometry:
     """The geometry with every "auto" resolved, kernels included.
+
+    Args:
+        platform: where the programs will run; None for this process's first device.
 
     Raises:
         ConfigError, CapacityError: as `plan_geometry`.
     """
     planned = plan_geometry(ask, model, device, packed)
-    return replace(planned, attention_kernel=resolve_implementation(planned.attention_kernel))
+    pages = (planned.num_pages[0], model.num_kv_heads, planned.page_tokens, model.head_dim)
+    kernel = resolve_implementation(
+        planned.attention_kernel,
+        {
+            "q": (planned.num_slots, 1, model.num_heads, model.head_dim),
+            "k_pages": pages,
+            "v_pages": pages,
+        },
+        {
+            "q": planned.activation_dtype,
+            "k_pages": planned.page_dtype,
+            "v_pages": planned.page_dtype,
+        },
+        platform,
+    )
+    return replace(planned, attention_kernel=kernel)
 
 
 def find_device() -> Device:

@@ -10,12 +10,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxinfer.config.engine_config import engine_config
-from jaxinfer.config.geometry import Device, Geometry, cache_bytes, kv_token_bytes, plan_geometry
+from jaxinfer.config.geometry import Device, Geometry, cache_bytes, kv_token_bytes
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.targets import GpuTarget, gpu_target
 
@@ -110,24 +110,12 @@ def plan_target(folder: Path, target_name: str, **engine_options: Any) -> Target
 
 def target_geometry(config: ModelConfig, target: GpuTarget, **engine_options: Any) -> Geometry:
     """What an engine would decide on the target, its kernels included."""
+    from jaxinfer.engine.build import decide_geometry
     from pallas_kernels.dispatch import Platform
-    from pallas_kernels.paged_attention import resolve_implementation
 
     device = Device(platform="gpu", free_bytes=target.memory_bytes - _RESERVED_BYTES)
-    planned = plan_geometry(engine_config(**engine_options), config, device)
-    pages = (planned.num_pages[0], config.num_kv_heads, planned.page_tokens, config.head_dim)
-    q = (planned.num_slots, 1, config.num_heads, config.head_dim)
-    kernel = resolve_implementation(
-        planned.attention_kernel,
-        {"q": q, "k_pages": pages, "v_pages": pages},
-        {
-            "q": planned.activation_dtype,
-            "k_pages": planned.page_dtype,
-            "v_pages": planned.page_dtype,
-        },
-        Platform(kind="gpu", compute_capability=target.compute_capability),
-    )
-    return replace(planned, attention_kernel=kernel)
+    platform = Platform(kind="gpu", compute_capability=target.compute_capability)
+    return decide_geometry(engine_config(**engine_options), config, device, platform=platform)
 
 
 def decode_floor_s(

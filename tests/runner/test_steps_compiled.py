@@ -16,9 +16,10 @@ from jaxinfer.checkpoint.load import abstract_params
 from jaxinfer.config.geometry import Geometry, cache_bytes
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.models.registry import architecture_named
-from jaxinfer.runner.batch import abstract_decode_batch, abstract_prefill_batch, abstract_state
+from jaxinfer.runner.batch import abstract_decode_batch, abstract_prefill_batch
 from jaxinfer.runner.compile import ProgramSource
 from jaxinfer.runner.steps import decode_step, prefill_step
+from jaxinfer.sampling.slot_state import LoopState, abstract_loop_state
 from tests.support.aot import KernelReport, compile_kernels, needs_aot, on_target
 from tests.support.records import geometry, model_config
 
@@ -35,6 +36,10 @@ class Compiled:
     reports: list[KernelReport]
     config: ModelConfig
     geometry: Geometry
+
+
+def abstract_state(config: ModelConfig) -> LoopState:
+    return abstract_loop_state(SLOTS, config.vocab_size)
 
 
 def llama_8b(num_layers: int) -> ModelConfig:
@@ -77,7 +82,7 @@ def compile_step(step: str, num_layers: int) -> Compiled:
     batch: Any = abstract_decode_batch(planned, SLOTS)
     if step == "prefill":
         function, batch = prefill_step, abstract_prefill_batch(planned, PREFILL_ROWS)
-    arguments = (params, abstract_cache(config, planned), abstract_state(planned), batch)
+    arguments = (params, abstract_cache(config, planned), abstract_state(config), batch)
     source = ProgramSource(
         function=function,
         arguments=on_target("h200", arguments),
@@ -98,7 +103,7 @@ def num_kernels(text: str, layer: int) -> int:
 def check(step: str, found: Compiled) -> str:
     """Asserts what every step must show, and gives a line that says it in numbers."""
     memory, text = found.executable.memory_analysis(), found.executable.as_text()
-    state = sum(leaf.size * 4 for leaf in jax.tree.leaves(abstract_state(found.geometry)))
+    state = sum(leaf.size * 4 for leaf in jax.tree.leaves(abstract_state(found.config)))
     assert memory.alias_size_in_bytes == cache_bytes(found.config, found.geometry) + state
     rows = SLOTS if step == "decode" else PREFILL_ROWS
     tokens = rows if step == "decode" else rows * found.geometry.chunk_tokens
