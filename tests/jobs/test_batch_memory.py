@@ -71,7 +71,7 @@ def test_memory_is_flat_whatever_the_size_of_the_input(
             f"{time.monotonic() - start:.0f} s, peak {peak:.0f} MiB (5,000 lines: {usual:.0f})"
         )
     assert (done, failed) == (count, 0)
-    assert peak < usual + 40
+    assert peak < usual + 48  # SQLite's cache and its sorting of ids, 16 MiB each, and some room
     with (tmp_path / "out.jsonl").open("rb") as file:
         for number, line in enumerate(file):
             assert b'"custom_id": "r%d"' % number in line
