@@ -4,9 +4,13 @@ Set through the environment, before anything imports jax, so that tests of host 
 jax and child processes inherit it.
 """
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 STRICT = {"JAX_NUMPY_DTYPE_PROMOTION": "strict", "JAX_NUMPY_RANK_PROMOTION": "raise"}
 
@@ -15,3 +19,13 @@ if "jax" in sys.modules:
 os.environ.update(STRICT)
 if not Path("/dev/nvidia0").exists():
     os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs_of_a_module_are_dropped() -> Iterator[None]:
+    """A compiled program takes some hundred memory maps, of which Linux gives a process 65,530: a
+    session that kept them all would end in a segmentation fault of the compiler."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+        gc.collect()

@@ -5,6 +5,7 @@ an option that is not given is not passed on.
 """
 
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -98,6 +99,7 @@ ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "logprobs_mode": (str, "Log-probabilities: raw or processed."),
         "max_logprobs": (int, "The most that a request may ask for."),
         "use_generation_config": (bool, "Sampling defaults from generation_config.json."),
+        "speculative_config": (dict, """How tokens are drafted, as JSON: '{"method": "ngram"}'."""),
         "kernels": (str, "Implementation of the ops: auto or reference."),
         "strict": (bool, "A failing request ends the command."),
         "compilation_cache_dir": (str, "Where compiled programs are kept; auto by default."),
@@ -124,7 +126,7 @@ def with_options(**tables: Mapping[str, tuple[Any, str]]) -> Callable[..., Any]:
 
         def run(**values: Any) -> Any:
             for table, rows in tables.items():
-                given = {name: values.pop(name) for name in rows}
+                given = {name: _read(name, values.pop(name), *row) for name, row in rows.items()}
                 values[table] = {k: v for k, v in given.items() if v is not None and v != []}
             return command(**values)
 
@@ -141,10 +143,26 @@ def _parameter(name: str, kind: Any, text: str, *, panel: str) -> inspect.Parame
     dashed = "--" + name.replace("_", "-")
     flag = f"{dashed}/--no-{dashed[2:]}" if kind is bool else dashed
     option = typer.Option(None, flag, help=text, show_default=False, rich_help_panel=panel)
-    annotation = kind | None
+    annotation = str | None if kind is dict else kind | None
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation
     )
+
+
+def _read(name: str, value: Any, kind: Any, _: str) -> Any:
+    """A value as it was given; a mapping was given as JSON."""
+    if kind is not dict or value is None:
+        return value
+    try:
+        read = json.loads(value)
+    except ValueError as error:
+        read = error
+    if not isinstance(read, dict):
+        raise ConfigError(
+            f"--{name.replace('_', '-')} {value}: must be a JSON object ({read}); "
+            'such as \'{"key": "value"}\''
+        )
+    return read
 
 
 def make_sampling_params(given: Mapping[str, Any], **defaults: Any) -> SamplingParams:

@@ -1,5 +1,6 @@
 """Engines for tests: small, and those of one shape with the same compiled programs."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.support.tiny_models import write_tiny
 
 OpenLLM = Callable[..., LLM]
 FEW_PAGES = 6
+MOST_KEPT = 12  # engines' programs: see tests/conftest.py for why not all
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +36,7 @@ class KeptPrograms:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Any, Programs] = {}
+        self._kept: OrderedDict[Any, Programs] = OrderedDict()
 
     def __call__(
         self, params: Any, config: ModelConfig, geometry: Geometry, *, show_progress: bool = False
@@ -44,6 +46,9 @@ class KeptPrograms:
         key = (structure, shapes, config, geometry)
         if key not in self._kept:
             self._kept[key] = compile_programs(params, config, geometry)
+        self._kept.move_to_end(key)
+        while len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
         return self._kept[key]
 
 
