@@ -49,13 +49,15 @@ ASKED = random_requests(3, 24)
 class Shape(NamedTuple):
     """What decides an engine's programs.
 
-    page: tokens of one. few: the pool has a third of the pages that the slots could use.
+    page: tokens of one. few: the pool has a third of the pages that the slots could use. drafts:
+    tokens are drafted and verified in every decode step.
     """
 
     slots: int
     chunk: int
     page: int
     few: bool
+    drafts: bool = False
 
     @property
     def pages(self) -> int | None:
@@ -91,6 +93,13 @@ class Loop(NamedTuple):
         }
 
 
+DRAFTS: dict[str, Any] = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_min": 1,
+    "tokens_by_running": ((8, 4),),
+    "adaptive": False,
+}
 ROOMS = ("reserve", "recompute", "swap")
 SLOTS, CHUNKS = (2, 8, 32), (8, 16, 64)
 PREFILL_ROWS = {2: 1, 8: 6, 32: 4}  # the most, by slots
@@ -105,7 +114,7 @@ FAST: dict[tuple[str, str], tuple[Selection, ...]] = {
             (Loop("recompute", True, True, 4), Loop("swap", False, False, 1)),
         ),
         (
-            Shape(8, 64, 8, few=True),
+            Shape(8, 64, 8, few=True, drafts=True),
             (Loop("recompute", False, True, 1), Loop("swap", True, True, 4)),
         ),
     ),
@@ -121,6 +130,7 @@ FAST: dict[tuple[str, str], tuple[Selection, ...]] = {
     ),
 }
 ALL_SHAPES = [Shape(slots, chunk, min(chunk, 16), True) for slots, chunk in product(SLOTS, CHUNKS)]
+ALL_SHAPES += [Shape(8, chunk, 8, few=True, drafts=True) for chunk in CHUNKS]
 ALL_SHAPES += [Shape(2, 16, 32, False), Shape(8, 16, 64, False), Shape(32, 16, 128, False)]
 SCORED = [one.prompt for one in ASKED[:6]]
 
@@ -148,6 +158,7 @@ def open_shape(open_llm: OpenLLM, model: Path, dtype: str, shape: Shape, **optio
         admission="optimistic",  # with swap, so that its programs are there
         preemption="swap",
         max_num_batched_tokens=shape.chunk * PREFILL_ROWS[shape.slots],
+        speculative_config=DRAFTS if shape.drafts else None,
         **options,
     )
 
@@ -186,9 +197,11 @@ def check_loop(llm: LLM, case: Case, loop: Loop, *, must_preempt: bool) -> None:
         assert_drained(llm)
     assert scores_of(llm) == case.scores
     after = llm.get_metrics()
-    counts = {name: after[name] - before[name] for name in after}
+    counts = {name: value - before.get(name, 0) for name, value in after.items()}
     assert (counts["prefix_cache_hits"] > 0) == loop.caches
     assert counts["num_preemptions"] > 0 or not must_preempt
+    drafts = counts.get("spec_decode_num_accepted_tokens", 0)
+    assert (drafts > 0) == bool(llm.geometry.draft_tokens)
     assert loop.room != "reserve" or not counts["num_preemptions"]
 
 
@@ -230,8 +243,8 @@ def test_bits_are_those_of_a_request_alone_elsewhere(
 def test_the_fast_selection_has_every_value_of_every_axis() -> None:
     chosen = [selection for pair in FAST.values() for selection in pair]
     shapes, loops = [shape for shape, _ in chosen], [loop for _, one in chosen for loop in one]
-    assert [{shape[axis] for shape in shapes} for axis in range(4)] == [
-        *(set(SLOTS), set(CHUNKS), {8, 16, 64}, {True, False}),
+    assert [{shape[axis] for shape in shapes} for axis in range(5)] == [
+        *(set(SLOTS), set(CHUNKS), {8, 16, 64}, {True, False}, {True, False}),
     ]
     assert [{loop[axis] for loop in loops} for axis in range(4)] == [
         *(set(ROOMS), {True, False}, {True, False}, {1, 4}),

@@ -15,11 +15,14 @@ from jaxinfer.config.step_plan import (
     SeatPlan,
     StepResult,
     SwapPlan,
+    VerifyPlan,
+    VerifyResult,
 )
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.intake import Intake
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.trace import NoTimeline, Timeline
+from jaxinfer.scheduler.drafting import Drafter
 from jaxinfer.text.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import END
 from tests.support.records import geometry
@@ -38,7 +41,7 @@ def chain_of(text: str, *ends: int) -> dict[int, int]:
 class ChainLaunched:
     """What a step drew; its hidden rows hold the tokens themselves."""
 
-    drawn: StepResult
+    drawn: StepResult | VerifyResult
     hidden: np.ndarray
 
 
@@ -59,8 +62,10 @@ class ChainRunner:
         self.num_revivals = 0
         self._last = np.zeros(made.num_slots, np.int32)
 
-    def launch(self, plan: PrefillPlan | DecodePlan) -> ChainLaunched:
+    def launch(self, plan: PrefillPlan | DecodePlan | VerifyPlan) -> ChainLaunched:
         self.calls.append("launch")
+        if isinstance(plan, VerifyPlan):
+            return self._verify(plan)
         if isinstance(plan, PrefillPlan):
             rows = np.arange(plan.lengths.size)
             ends, hidden = plan.tokens[rows, plan.lengths - 1], plan.tokens
@@ -73,7 +78,7 @@ class ChainRunner:
                 self._last[slot] = drawn.tokens[row]
         return ChainLaunched(drawn, hidden[:, :, None].astype(np.float32))
 
-    def read(self, launched: ChainLaunched) -> StepResult:
+    def read(self, launched: ChainLaunched) -> StepResult | VerifyResult:
         self.calls.append("read")
         return launched.drawn
 
@@ -99,6 +104,20 @@ class ChainRunner:
     def close(self) -> None:
         self.calls.append("close")
 
+    def _verify(self, plan: VerifyPlan) -> ChainLaunched:
+        """Draws after the last token and after each draft; those count whose drafts all stand."""
+        last = self._last[np.minimum(plan.slots, self.geometry.num_slots - 1)]
+        given = np.concatenate([last[:, None], plan.drafts], axis=1)
+        drawn = self._after(given.reshape(-1))
+        tokens = drawn.tokens.reshape(given.shape)
+        is_draft = np.arange(plan.drafts.shape[1])[None, :] < plan.num_drafts[:, None]
+        stands = (tokens[:, :-1] == plan.drafts) & is_draft
+        accepted = np.cumprod(stands, axis=1).sum(axis=1)
+        for row, slot in enumerate(plan.slots):
+            if slot < self.geometry.num_slots:
+                self._last[slot] = tokens[row, accepted[row]]
+        return ChainLaunched(VerifyResult(draws=drawn, num_accepted=accepted), given[:, :, None])
+
     def _after(self, tokens: np.ndarray) -> StepResult:
         drawn = np.array([self.next_tokens.get(int(token), int(token)) for token in tokens])
         scores = np.full(drawn.size, DRAWN_LOGPROB, np.float32)
@@ -123,6 +142,7 @@ def chain_engine(
     *,
     ask: EngineConfig | None = None,
     timeline: Timeline | None = None,
+    drafter: Drafter | None = None,
     nan_scores: tuple[int, ...] = (),
     **shape: Any,
 ) -> Engine:
@@ -139,6 +159,7 @@ def chain_engine(
             max_logprobs=20,
         ),
         runner=ChainRunner(made, next_tokens, nan_scores=nan_scores),  # type: ignore[arg-type]
+        drafter=drafter,
         metrics=EngineMetrics(),
         timeline=timeline or NoTimeline(),
     )
