@@ -131,9 +131,15 @@ def _intake(
         max_model_len=geometry.max_model_len,
         tokenizer=tokenizer,
         eos_token_ids=_eos_ids(checkpoint, tokenizer),
-        seed=secrets.randbits(63) if ask.seed is None else ask.seed,
+        seed=_seed(ask),
         max_logprobs=ask.max_logprobs,
     )
+
+
+def _seed(ask: EngineConfig) -> int:
+    seed = secrets.randbits(63) if ask.seed is None else ask.seed
+    _log.info("seed = %d", seed)
+    return seed
 
 
 def _drafter(ask: EngineConfig, geometry: Geometry) -> NgramDrafter | None:
