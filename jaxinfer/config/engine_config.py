@@ -172,7 +172,10 @@ def engine_config(**options: Any) -> EngineConfig:
     accepted = accepted_options(options, known, _PLANNED)
     for name, values in _PLANNED_VALUES.items():
         if accepted.get(name) in values:
-            raise UnsupportedError(f"{name}={accepted[name]!r} is not built yet; leave {name} out")
+            raise UnsupportedError(
+                f"{name}={accepted[name]!r} cannot be asked for yet; leave {name} out: 'auto' takes "
+                "the best that serves the device"
+            )
     return EngineConfig(**accepted)
 
 

@@ -93,14 +93,15 @@ def build_engine(
         programs = compile_programs(shapes, config, geometry, show_progress=show_progress)
     memory = _memory_plan(shapes, programs, checkpoint, geometry, device)
     _report(geometry, storage, memory)
+    intake, drafter = _intake(ask, checkpoint, text, geometry), _drafter(ask, geometry)
     timeline = open_timeline(ask.trace)
     with _closed_on_error(timeline):
         runner, metrics = _load(checkpoint, storage, programs, geometry, show_progress)
     engine = Engine(
         ask=ask,
-        intake=_intake(ask, checkpoint, text, geometry),
+        intake=intake,
         runner=runner,
-        drafter=_drafter(ask, geometry),
+        drafter=drafter,
         metrics=metrics,
         timeline=timeline,
     )
