@@ -173,8 +173,8 @@ def engine_config(**options: Any) -> EngineConfig:
     for name, values in _PLANNED_VALUES.items():
         if accepted.get(name) in values:
             raise UnsupportedError(
-                f"{name}={accepted[name]!r} cannot be asked for yet; leave {name} out: 'auto' takes "
-                "the best that serves the device"
+                f"{name}={accepted[name]!r} cannot be asked for yet; leave {name} out: 'auto' "
+                "takes the best that serves the device"
             )
     return EngineConfig(**accepted)
 

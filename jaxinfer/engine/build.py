@@ -93,7 +93,7 @@ def build_engine(
         programs = compile_programs(shapes, config, geometry, show_progress=show_progress)
     memory = _memory_plan(shapes, programs, checkpoint, geometry, device)
     _report(geometry, storage, memory)
-    intake, drafter = _intake(ask, checkpoint, text, geometry), _drafter(ask, geometry)
+    intake = _intake(ask, checkpoint, text, geometry)
     timeline = open_timeline(ask.trace)
     with _closed_on_error(timeline):
         runner, metrics = _load(checkpoint, storage, programs, geometry, show_progress)
@@ -101,17 +101,12 @@ def build_engine(
         ask=ask,
         intake=intake,
         runner=runner,
-        drafter=drafter,
+        drafter=_drafter(ask, geometry),
         metrics=metrics,
         timeline=timeline,
     )
-    return Built(
-        engine=engine,
-        checkpoint=checkpoint,
-        geometry=geometry,
-        memory=memory,
-        default_params=defaults,
-    )
+    parts = {"checkpoint": checkpoint, "geometry": geometry, "memory": memory}
+    return Built(engine=engine, default_params=defaults, **parts)
 
 
 def _shapes(checkpoint: Checkpoint, geometry: Geometry, storage: Storage) -> Any:
