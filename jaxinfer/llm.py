@@ -3,14 +3,12 @@
 Knows prompts and outputs; what a step is, the engine knows.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
-from tqdm import tqdm
 
 from jaxinfer.config.engine_config import engine_config
 from jaxinfer.config.request_options import RequestOptions
@@ -18,6 +16,7 @@ from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.engine.arguments import (
     as_conversations,
     as_prompts,
+    check_priorities,
     options_for_each,
     params_for_each,
 )
@@ -27,6 +26,7 @@ from jaxinfer.engine.outputs import RequestOutput, ScoreOutput, StreamDelta
 from jaxinfer.engine.profiler import Profiler
 from jaxinfer.engine.prompt import read_prompt
 from jaxinfer.engine.task import Task
+from jaxinfer.engine.task_loop import TaskLoop
 from jaxinfer.engine.teacher import forced_logits
 from jaxinfer.errors import ConfigError, JaxInferError, RequestError
 from jaxinfer.runner.compile import CompileLog, counted_compiles
@@ -35,7 +35,6 @@ from jaxinfer.text.tokenizer import Tokenizer
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
 Options = RequestOptions | Sequence[RequestOptions] | None
-_Output = TypeVar("_Output", RequestOutput, ScoreOutput, StreamDelta)
 
 
 class LLM:
@@ -76,7 +75,7 @@ class LLM:
         self.model_config = built.checkpoint.config
         self._default_params = built.default_params
         self._profiler = Profiler()
-        self._is_closed = False
+        self._loop = TaskLoop(self.engine, is_strict=self.engine_config.strict)
         self._listening = counted_compiles(self._compiles)
         self._listening.__enter__()
 
@@ -88,11 +87,13 @@ class LLM:
 
     def close(self) -> None:
         """Frees the device memory; the object cannot generate after it. May be called twice."""
-        if not self._is_closed:
-            self._is_closed = True
+        if not self._loop.is_closed:
+            self._loop.is_closed = True
             self._listening.__exit__(None, None, None)
-            self._profiler.close()
-            self.engine.close()
+            try:
+                self._profiler.close()
+            finally:
+                self.engine.close()
 
     def generate(
         self,
@@ -122,7 +123,7 @@ class LLM:
         """
         prompts = as_prompts(prompts)
         tasks = self._add(prompts, sampling_params, options, priority)
-        self._run(tasks, use_tqdm)
+        self._loop.run(tasks, use_tqdm)
         return [self._output(task) for task in tasks]
 
     def chat(
@@ -157,7 +158,7 @@ class LLM:
                 "add_generation_prompt=True and continue_final_message=True contradict each other; "
                 "set one to False"
             )
-        self._check_open()
+        self._loop.check_open()
         render = ChatPrompts(
             self.get_tokenizer(),
             template=chat_template,
@@ -168,7 +169,7 @@ class LLM:
         )
         prompts = [_chat_prompt(render, one) for one in as_conversations(messages)]
         tasks = self._add(prompts, sampling_params, options, priority)
-        self._run(tasks, use_tqdm)
+        self._loop.run(tasks, use_tqdm)
         return [self._output(task) for task in tasks]
 
     def stream(
@@ -179,7 +180,7 @@ class LLM:
         Leaving the iterator early aborts what is under way. A refused prompt gives one delta with
         its error.
         """
-        yield from self._stream(self._add(as_prompts(prompts), sampling_params, options))
+        yield from self._loop.stream(self._add(as_prompts(prompts), sampling_params, options))
 
     def chat_stream(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
@@ -189,12 +190,12 @@ class LLM:
         Raises:
             RequestError: the conversation cannot be served.
         """
-        self._check_open()
+        self._loop.check_open()
         prompt = {"prompt_token_ids": ChatPrompts(self.get_tokenizer()).token_ids(messages)}
         tasks = self._add([prompt], sampling_params)
         if tasks[0].error is not None:
             raise RequestError(tasks[0].error)
-        yield from self._stream(tasks)
+        yield from self._loop.stream(tasks)
 
     def score(self, prompts: Any, *, use_tqdm: bool = True) -> list[ScoreOutput]:
         """How likely each token of a prompt is after those before it; nothing is generated.
@@ -211,8 +212,8 @@ class LLM:
         """
         params = SamplingParams(prompt_logprobs=0, detokenize=False)
         tasks = self._add(as_prompts(prompts), params, scores=True)
-        self._run(tasks, use_tqdm)
-        return [self._strictly(task.score_output()) for task in tasks]
+        self._loop.run(tasks, use_tqdm)
+        return [self._loop.strictly(task.score_output()) for task in tasks]
 
     def logits(self, token_ids: Sequence[int], *, decode_from: int | None = None) -> np.ndarray:
         """Logits after each of the given tokens, through the engine's own steps.
@@ -236,7 +237,7 @@ class LLM:
                 "least the first token goes through prefill"
             )
         runner, pages = self.engine.runner, self.engine.scheduler.pages
-        with self._undone_on_error():
+        with self._loop.undone_on_error():
             return forced_logits(runner, pages, checked, decode_from=decode_from)
 
     def get_tokenizer(self) -> Tokenizer | None:
@@ -256,7 +257,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forgets what the pages of earlier requests hold."""
-        self._check_open()
+        self._loop.check_open()
         self.engine.scheduler.reset_prefix_cache()
 
     def start_profile(self, folder: str | Path) -> None:
@@ -268,7 +269,7 @@ class LLM:
         Raises:
             JaxInferError: a profile is under way already.
         """
-        self._check_open()
+        self._loop.check_open()
         self._profiler.start(folder)
 
     def stop_profile(self) -> None:
@@ -291,57 +292,15 @@ class LLM:
         self._check_idle()
         each = params_for_each(params, len(prompts), self._default_params)
         services = options_for_each(options, priority, len(prompts))
-        with self._undone_on_error():
+        check_priorities(services, self.engine_config.scheduling_policy)
+        with self._loop.undone_on_error():
             return [
                 self.engine.add(*request, scores=scores)
                 for request in zip(prompts, each, services, strict=True)
             ]
 
-    def _run(self, tasks: list[Task], use_tqdm: bool) -> None:
-        refused = sum(task.error is not None for task in tasks)
-        left = {task.request_id: len(task.completions) for task in tasks}
-        with (
-            self._undone_on_error(),
-            tqdm(total=len(tasks), initial=refused, desc="prompts", disable=not use_tqdm) as bar,
-        ):
-            self._raise_refusals(tasks)
-            while self.engine.has_work:
-                for delta in self.engine.step():
-                    self._strictly(delta)
-                    left[delta.request_id] -= int(delta.finish_reason is not None)
-                    bar.update(int(left[delta.request_id] == 0 and delta.finish_reason is not None))
-
-    def _raise_refusals(self, tasks: list[Task]) -> None:
-        for task in tasks:
-            if task.error is not None and self.engine_config.strict:
-                raise RequestError(task.error)
-
-    def _stream(self, tasks: list[Task]) -> Generator[StreamDelta, None, None]:
-        with self._undone_on_error():
-            self._raise_refusals(tasks)
-            yield from (_refusal(task) for task in tasks if task.error is not None)
-            while self.engine.has_work:
-                self._check_open()
-                for delta in self.engine.step():
-                    yield self._strictly(delta)
-
-    @contextmanager
-    def _undone_on_error(self) -> Iterator[None]:
-        """Leaves an idle engine behind, whatever is raised inside and wherever (also Ctrl-C)."""
-        try:
-            yield
-        except BaseException:
-            if not self._is_closed:
-                self.engine.reset()
-            raise
-
     def _output(self, task: Task) -> RequestOutput:
-        return self._strictly(task.output(self.get_tokenizer()))
-
-    def _strictly(self, output: _Output) -> _Output:
-        if output.error is not None and self.engine_config.strict:
-            raise RequestError(output.error)
-        return output
+        return self._loop.strictly(task.output(self.get_tokenizer()))
 
     def _check_ids(self, token_ids: Sequence[int]) -> list[int]:
         checked = read_prompt(
@@ -355,27 +314,12 @@ class LLM:
             raise RequestError(reason)
         return checked
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise JaxInferError("the LLM is closed; make a new one")
-
     def _check_idle(self) -> None:
-        self._check_open()
+        self._loop.check_open()
         if self.engine.has_work:
             raise JaxInferError(
                 "another generate or stream of this LLM is under way; finish or close it first"
             )
-
-
-def _refusal(task: Task) -> StreamDelta:
-    return StreamDelta(
-        request_id=task.request_id,
-        index=0,
-        text="",
-        token_ids=[],
-        finish_reason="error",
-        error=task.error,
-    )
 
 
 def _chat_prompt(render: ChatPrompts, messages: Sequence[Message]) -> Any:

@@ -93,7 +93,8 @@ class EngineConfig:
     max_num_waiting: requests that may wait for a slot; one more is refused. None is no limit.
     latency_max_num_seqs: while a latency-sensitive request runs, at most this many others share
         its step; None is no limit.
-    logprobs_mode: log-probabilities as the model gives them ("raw"), or of what is drawn from.
+    logprobs_mode: log-probabilities as the model gives them ("raw"), or of what is drawn from;
+        those of a prompt are always raw.
     max_logprobs: the most that a request may ask for, up to 20.
     use_generation_config: sampling defaults come from the checkpoint's generation_config.json.
     speculative_config: how tokens are drafted ahead (a mapping is taken too); None is not at all.
@@ -171,7 +172,10 @@ def engine_config(**options: Any) -> EngineConfig:
     accepted = accepted_options(options, known, _PLANNED)
     for name, values in _PLANNED_VALUES.items():
         if accepted.get(name) in values:
-            raise UnsupportedError(f"{name}={accepted[name]!r} is not built yet; leave {name} out")
+            raise UnsupportedError(
+                f"{name}={accepted[name]!r} cannot be asked for yet; leave {name} out: 'auto' "
+                "takes the best that serves the device"
+            )
     return EngineConfig(**accepted)
 
 

@@ -103,6 +103,7 @@ def plan_geometry(
     """
     max_len = _max_model_len(ask, model)
     page, chunk, slots = _sizes(ask, device)
+    _check_threshold(ask, chunk)
     windows = tuple(sorted(set(model.windows)))
     weight, activation, kv = _dtypes(ask, device)
     rows = _prefill_rows(ask, chunk)
@@ -169,6 +170,15 @@ def cache_bytes(model: ModelConfig, geometry: Geometry) -> int:
     return sum(count * size for count, size in zip(geometry.num_pages, page_bytes, strict=True))
 
 
+def _check_threshold(ask: EngineConfig, chunk: int) -> None:
+    threshold = ask.long_prefill_token_threshold
+    if threshold is not None and threshold < chunk:
+        raise ConfigError(
+            f"long_prefill_token_threshold={threshold} is less than one chunk of {chunk} tokens; "
+            "raise it or lower prefill_chunk_tokens"
+        )
+
+
 def _sizes(ask: EngineConfig, device: Device) -> tuple[int, int, int]:
     """(tokens a page, tokens a chunk, slots)."""
     tokens, slots = (64, 32) if device.platform == "cpu" else (128, 64)
@@ -232,8 +242,12 @@ def _verify_widths(ask: EngineConfig, slots: int, device: Device) -> tuple[int, 
     """Verify programs. On a CPU drafting pays while few requests run: two narrow ones."""
     if not ask.speculative_config:
         return ()
-    widths = _decode_widths(slots, device)
-    return widths[:2] if device.platform == "cpu" else widths
+    widths, table = _decode_widths(slots, device), ask.speculative_config.tokens_by_running
+    if device.platform != "cpu":
+        return widths
+    most = table[-1][0] if table else widths[:2][-1]
+    widest = next((width for width in widths if width >= most), widths[-1])
+    return tuple(sorted({widths[0], widest}))
 
 
 def _group_page_bytes(model: ModelConfig, page: int, kv_dtype: str) -> tuple[int, ...]:

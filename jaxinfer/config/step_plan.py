@@ -113,6 +113,9 @@ class VerifyPlan:
     sampling: SamplingPlan  # W rows
 
 
+Plan = PrefillPlan | DecodePlan | VerifyPlan
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyResult:
     """What a verify step drew: J + 1 tokens a row, of which the first num_accepted + 1 count.

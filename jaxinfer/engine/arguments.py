@@ -90,6 +90,20 @@ def options_for_each(
     return _one_each("request options", list(options), count)
 
 
+def check_priorities(options: Sequence[RequestOptions], policy: str) -> None:
+    """Raises if somebody has a priority that the policy would not look at.
+
+    Raises:
+        ConfigError: with the setting to change.
+    """
+    given = next((one.priority for one in options if one.priority), 0)
+    if given and policy != "priority":
+        raise ConfigError(
+            f"priority={given} needs scheduling_policy='priority', it is {policy!r}; set it on the "
+            "LLM, or leave priority out"
+        )
+
+
 def default_params(generation_config: Mapping[str, Any], *, wanted: bool) -> SamplingParams:
     """What a request without parameters draws with: our defaults, or (if wanted) the checkpoint's.
 
@@ -97,14 +111,20 @@ def default_params(generation_config: Mapping[str, Any], *, wanted: bool) -> Sam
         ConfigError: a value of generation_config.json that breaks a rule.
     """
     if not wanted:
+        _log.info("sampling defaults: %s", SamplingParams())
         return SamplingParams()
     given = {
         ours: generation_config[name]
         for name, ours in _GENERATION_DEFAULTS.items()
         if generation_config.get(name) is not None
     }
-    params = SamplingParams(**given)
-    _log.info("sampling defaults of generation_config.json: %s", given or "none")
+    try:
+        params = SamplingParams(**given)
+    except ConfigError as error:
+        raise ConfigError(
+            f"generation_config.json: {error} (or leave use_generation_config out)"
+        ) from error
+    _log.info("sampling defaults of generation_config.json: %s", params)
     return params
 
 

@@ -93,24 +93,20 @@ def build_engine(
         programs = compile_programs(shapes, config, geometry, show_progress=show_progress)
     memory = _memory_plan(shapes, programs, checkpoint, geometry, device)
     _report(geometry, storage, memory)
+    intake = _intake(ask, checkpoint, text, geometry)
     timeline = open_timeline(ask.trace)
     with _closed_on_error(timeline):
         runner, metrics = _load(checkpoint, storage, programs, geometry, show_progress)
     engine = Engine(
         ask=ask,
-        intake=_intake(ask, checkpoint, text, geometry),
+        intake=intake,
         runner=runner,
         drafter=_drafter(ask, geometry),
         metrics=metrics,
         timeline=timeline,
     )
-    return Built(
-        engine=engine,
-        checkpoint=checkpoint,
-        geometry=geometry,
-        memory=memory,
-        default_params=defaults,
-    )
+    parts = {"checkpoint": checkpoint, "geometry": geometry, "memory": memory}
+    return Built(engine=engine, default_params=defaults, **parts)
 
 
 def _shapes(checkpoint: Checkpoint, geometry: Geometry, storage: Storage) -> Any:
@@ -131,9 +127,15 @@ def _intake(
         max_model_len=geometry.max_model_len,
         tokenizer=tokenizer,
         eos_token_ids=_eos_ids(checkpoint, tokenizer),
-        seed=secrets.randbits(63) if ask.seed is None else ask.seed,
+        seed=_seed(ask),
         max_logprobs=ask.max_logprobs,
     )
+
+
+def _seed(ask: EngineConfig) -> int:
+    seed = secrets.randbits(63) if ask.seed is None else ask.seed
+    _log.info("seed = %d", seed)
+    return seed
 
 
 def _drafter(ask: EngineConfig, geometry: Geometry) -> NgramDrafter | None:

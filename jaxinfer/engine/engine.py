@@ -89,7 +89,7 @@ class Engine:
     def numbers(self) -> dict[str, float]:
         """What was counted so far, by name."""
         drafts = self._drafter.counts if self._drafter else DraftCounts()
-        return self.metrics.snapshot() | drafts.numbers()
+        return self.metrics.snapshot() | drafts.numbers(self.runner.geometry.draft_tokens)
 
     def add(
         self,

@@ -48,6 +48,8 @@ def read_prompt(
 def _split(prompt: Any) -> tuple[str | None, list[int]]:
     if isinstance(prompt, Mapping):
         keys = set(prompt)
+        if "multi_modal_data" in keys:
+            raise RequestError("multi_modal_data: multimodal input is not built yet; pass text")
         if keys not in ({"prompt"}, {"prompt_token_ids"}):
             raise RequestError(
                 f"a prompt mapping has keys {sorted(map(str, keys))}, it must have exactly one of "

@@ -17,6 +17,7 @@ from jaxinfer.config.step_plan import (
     Chore,
     CopyPlan,
     DecodePlan,
+    Plan,
     PrefillPlan,
     SeatPlan,
     StepResult,
@@ -34,8 +35,6 @@ from jaxinfer.runner.staging import (
     unpack,
     unpack_verify,
 )
-
-Plan = PrefillPlan | DecodePlan | VerifyPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

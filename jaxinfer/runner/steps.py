@@ -7,7 +7,7 @@ Token positions of one row while a prompt of 150 tokens is prefilled with T = 64
      committed: keys and values in pages   ^ the drawn token waits in the loop state;
                                              the next decode step writes its keys and values at 150
 
-Both steps run the same `forward` over pages; only the number of tokens a row differs.
+All steps run the same `forward` over pages; only the number of tokens a row differs.
 """
 
 from typing import Any, NamedTuple

@@ -49,7 +49,11 @@ class Admission:
         """Closes the slot of a request that will come back, by the configured way."""
         request.num_preemptions += 1
         if self.ask.preemption == "swap":
-            request.swapped = self.pages.held(slot)
+            # Not pages of drafts that were not accepted: they hold nothing, and take room.
+            size = self.pages.geometry.page_tokens
+            request.swapped = tuple(
+                part.before(-(-request.num_scheduled // size)) for part in self.pages.held(slot)
+            )
             pages = tuple(part.pages for part in request.swapped)
             self.chores.append(SwapPlan(key=request.order, is_out=True, pages=pages))
         else:
@@ -57,7 +61,7 @@ class Admission:
         self.pages.release(slot)
 
     def drop(self, request: Request) -> None:
-        """Forgets the chores of a request that is gone while the host had its pages."""
+        """Forgets copies to and from the host for a request that is gone."""
         self.chores = [
             chore
             for chore in self.chores

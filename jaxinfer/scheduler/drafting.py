@@ -33,16 +33,16 @@ class DraftCounts:
         self.num_accepted_tokens += num_accepted
         self.per_position.update(range(num_accepted))
 
-    def numbers(self) -> dict[str, float]:
-        """By the names of the metrics; positions count from 0, up to the farthest accepted."""
+    def numbers(self, num_positions: int = 0) -> dict[str, float]:
+        """By the names of the metrics; positions count from 0."""
         numbers = {
             "spec_decode_num_drafts": float(self.num_drafts),
             "spec_decode_num_draft_tokens": float(self.num_draft_tokens),
             "spec_decode_num_accepted_tokens": float(self.num_accepted_tokens),
         }
-        for position, count in sorted(self.per_position.items()):
+        for position in range(num_positions):
             name = f'spec_decode_num_accepted_tokens_per_pos{{position="{position}"}}'
-            numbers[name] = float(count)
+            numbers[name] = float(self.per_position[position])
         return numbers
 
 

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxinfer.config.geometry import Geometry
-from jaxinfer.config.step_plan import Chore, DecodePlan, PrefillPlan, VerifyPlan
+from jaxinfer.config.step_plan import Chore, DecodePlan, Plan, PrefillPlan, VerifyPlan
 from jaxinfer.scheduler.page_tables import PageTables
 from jaxinfer.scheduler.request import Request
 from jaxinfer.scheduler.sampling_rows import SlotSampling
-
-Plan = PrefillPlan | DecodePlan | VerifyPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

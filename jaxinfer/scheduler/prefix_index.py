@@ -30,6 +30,10 @@ class SharedPages:
         """One past the last column."""
         return self.first + len(self.pages)
 
+    def before(self, column: int) -> "SharedPages":
+        """Those in columns before `column`."""
+        return SharedPages(first=self.first, pages=self.pages[: max(0, column - self.first)])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedPrefix:

@@ -126,20 +126,18 @@ class RowChoice:
         most_drafts = self.most_drafts(sharing)
         if most_drafts and self._num_in_flight:
             return []  # drafts follow the last token, which is not there yet
-        rows: list[StepRow] = []
         for request in sharing:
+            start = request.num_scheduled
             if request.slot is None:
                 continue  # preempted for one before it
-            start = request.num_scheduled
-            drafts = self._drafts(request, most_drafts)
-            if not drafts and not self._make_room(request, start, start + 1):
-                if self._num_in_flight:
-                    return []  # what is in flight may end somebody
-                continue
-            rows.append(
-                StepRow(request=request, start=start, end=start + 1, draws=True, drafts=drafts)
-            )
-        return [row for row in rows if row.request.slot is not None]
+            if not self._make_room(request, start, start + 1) and self._num_in_flight:
+                return []  # what is in flight may end somebody
+        # Drafts only now: everybody has the page of the next token.
+        return [self._row(request, most_drafts) for request in sharing if request.slot is not None]
+
+    def _row(self, request: Request, most_drafts: int) -> StepRow:
+        start, drafts = request.num_scheduled, self._drafts(request, most_drafts)
+        return StepRow(request=request, start=start, end=start + 1, draws=True, drafts=drafts)
 
     def most_drafts(self, requests: Sequence[Request]) -> int:
         """How many tokens each of the requests may draft in the next step."""

@@ -100,7 +100,7 @@ class Scheduler:
         if most is not None and waiting > most:
             raise RequestError(
                 f"{waiting} requests would wait for a slot, max_num_waiting allows {most}; "
-                "wait for some to finish, or raise it"
+                "pass fewer prompts (or a smaller n) at once, or raise it"
             )
         self.waiting.add(request)
         self._num_siblings += len(request.siblings)
@@ -184,12 +184,12 @@ class Scheduler:
         """Takes out a request that has its finish reason; its pages are free once none of its rows
         is in flight."""
         self._timed.discard(request)
+        self.admission.drop(request)
         self._queue_siblings(request)
         if request.slot is not None:
             self._release_if_landed(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-            self.admission.drop(request)
         elif request.leader is not None and request in request.leader.siblings:
             request.leader.siblings.remove(request)
             self._num_siblings -= 1

@@ -48,12 +48,17 @@ class NgramDrafter:
         """Up to `most` tokens to be verified after the request's last one."""
         if not self.is_due(request):
             return ()
-        return ngram_drafts(
+        found = ngram_drafts(
             request.known_ids(0, request.num_tokens),
             longest=self.config.prompt_lookup_max,
             shortest=self.config.prompt_lookup_min,
             most=most,
         )
+        if not found:
+            # As if a draft had failed: whoever has nothing to look up shall not keep the device
+            # waiting for the host at every step.
+            request.drafts_accepted -= NEW_SHARE * request.drafts_accepted
+        return found
 
     def see(self, request: Request, num_drafted: int, num_accepted: int) -> None:
         """Notes how many of a request's drafts were accepted."""

@@ -20,7 +20,7 @@ def ngram_drafts(
     that runs into the end goes on in what it drafted: after a b a b it drafts a b a b a ...
 
     Source: prompt lookup decoding (Saxena 2023).
-    Cost: a few searches through the request's tokens, a microsecond a thousand.
+    Cost: one pass over the request's tokens, about 20 µs a thousand.
     """
     data = np.asarray(token_ids, np.int32).tobytes()
     for size in range(min(longest, len(token_ids) - 1), shortest - 1, -1):

@@ -142,8 +142,8 @@ def test_what_is_not_built_yet_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["mosaic", "triton"])
-def test_a_kernel_that_is_not_built_yet_is_refused_by_name(value: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"kernels='{value}' is not built yet"):
+def test_a_kernel_that_cannot_be_forced_yet_is_refused_by_name(value: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"kernels='{value}' cannot be asked for yet"):
         engine_config(kernels=value)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jaxinfer.config.step_plan import PrefillPlan
-from jaxinfer.scheduler import scheduler as scheduling
+from jaxinfer.scheduler import row_choice as scheduling
 from jaxinfer.scheduler import waiting_queue
 from jaxinfer.scheduler.planning import Step
 from jaxinfer.scheduler.request import Request

@@ -56,7 +56,7 @@ def test_counts_of_a_request_and_of_all() -> None:
     made.see(first, 5, 3)
     made.see(second, 2, 0)
     assert first.draft_counts.num_accepted_tokens == 3
-    assert made.counts.numbers() == {
+    assert made.counts.numbers(3) == {
         "spec_decode_num_drafts": 2,
         "spec_decode_num_draft_tokens": 7,
         "spec_decode_num_accepted_tokens": 3,
