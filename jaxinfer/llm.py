@@ -75,7 +75,7 @@ class LLM:
         self.model_config = built.checkpoint.config
         self._default_params = built.default_params
         self._profiler = Profiler()
-        self._loop = TaskLoop(self.engine, is_strict=self.engine_config.strict)
+        self._loop = TaskLoop(self.engine)
         self._listening = counted_compiles(self._compiles)
         self._listening.__enter__()
 
@@ -292,7 +292,7 @@ class LLM:
         self._check_idle()
         each = params_for_each(params, len(prompts), self._default_params)
         services = options_for_each(options, priority, len(prompts))
-        check_priorities(services, self.engine_config.scheduling_policy)
+        check_priorities(services, self.engine.ask.scheduling_policy)
         with self._loop.undone_on_error():
             return [
                 self.engine.add(*request, scores=scores)

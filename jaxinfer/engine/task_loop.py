@@ -19,12 +19,16 @@ _Output = TypeVar("_Output", RequestOutput, ScoreOutput, StreamDelta)
 
 
 class TaskLoop:
-    """The loop around an engine. is_strict: a failing request raises. is_closed: for good."""
+    """The loop around an engine. is_closed: for good."""
 
-    def __init__(self, engine: Engine, *, is_strict: bool) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.is_strict = is_strict
         self.is_closed = False
+
+    @property
+    def is_strict(self) -> bool:
+        """True where a failing request raises."""
+        return self.engine.ask.strict
 
     def run(self, tasks: list[Task], use_tqdm: bool) -> None:
         """Until every task is finished."""

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxinfer import LLM, RequestOptions, RequestOutput, SamplingParams
@@ -98,11 +98,18 @@ def run_all(llm: LLM, asked: Sequence[Asked], order: Sequence[int] | None = None
     outputs = llm.generate(
         [one.prompt for one in queued],
         [one.params for one in queued],
-        options=[one.options for one in queued],
+        options=[_served_by(llm, one.options) for one in queued],
         use_tqdm=False,
     )
     by_place = dict(zip(order, outputs, strict=True))
     return [everything(by_place[place]) for place in range(len(asked))]
+
+
+def _served_by(llm: LLM, options: RequestOptions) -> RequestOptions:
+    """Priorities only where the policy looks at them: elsewhere they are refused."""
+    if llm.engine.ask.scheduling_policy == "priority":
+        return options
+    return replace(options, priority=0)
 
 
 def run_each(llm: LLM, asked: Sequence[Asked]) -> list[Any]:

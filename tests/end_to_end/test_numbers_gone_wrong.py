@@ -120,7 +120,7 @@ def test_nan_in_a_prompt_whose_log_probabilities_are_wanted(tiny: LLM, n: int) -
 
 
 def test_strict_raises(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny, "engine_config", replace(tiny.engine_config, strict=True))
+    monkeypatch.setattr(tiny.engine, "ask", replace(tiny.engine.ask, strict=True))
     with poisoned(tiny, POISON):
         with pytest.raises(RequestError, match="NaN or Inf"):
             run(tiny, [GOOD[0], [POISON]], PARAMS)

@@ -115,7 +115,7 @@ def use_every_method(llm: LLM) -> None:
     assert list(llm.chat_stream(messages, params))
     many = SamplingParams(n=3, max_tokens=30, logit_bias={5: 1.0}, prompt_logprobs=2, logprobs=20)
     next(iter(llm.stream(["abandoned"], many)))
-    hurried = RequestOptions(timeout_s=1e-9, priority=-1, latency_sensitive=True)
+    hurried = RequestOptions(timeout_s=1e-9, latency_sensitive=True)
     (late,) = llm.generate(["late"], many, options=hurried, use_tqdm=False)
     assert late.outputs[0].stop_reason == "timeout"
     assert llm.score([[1] * 160, [2], "abc"], use_tqdm=False)[0].error is None

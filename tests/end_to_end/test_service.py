@@ -44,16 +44,17 @@ def served_order(llm: LLM, options: list[RequestOptions]) -> list[int]:
 
 def test_a_low_number_is_served_first(single: LLM) -> None:
     options = [RequestOptions(priority=value) for value in (5, 0, 3, -2, 0)]
-    assert served_order(single, options) == [0, 1, 2, 3, 4]  # "fcfs" ignores it
+    with pytest.raises(ConfigError, match="priority=5 needs scheduling_policy='priority'"):
+        served_order(single, options)
     set_loop(single, scheduling_policy="priority")
     assert served_order(single, options) == [3, 1, 4, 2, 0]
 
 
 def test_latency_sensitive_requests_come_ahead_of_every_priority(single: LLM) -> None:
-    options = [RequestOptions(priority=-5), RequestOptions(latency_sensitive=True)]
-    options += [RequestOptions(latency_sensitive=True, priority=9)]
-    for policy in ("fcfs", "priority"):
+    for policy, ahead, behind in (("fcfs", 0, 0), ("priority", -5, 9)):
         set_loop(single, scheduling_policy=policy)
+        options = [RequestOptions(priority=ahead), RequestOptions(latency_sensitive=True)]
+        options += [RequestOptions(latency_sensitive=True, priority=behind)]
         assert served_order(single, options) == [1, 2, 0]
 
 

@@ -21,6 +21,8 @@ from jaxinfer.config.step_plan import (
     SeatPlan,
     StepResult,
     SwapPlan,
+    VerifyPlan,
+    VerifyResult,
 )
 from jaxinfer.scheduler.planning import Step, StepRow
 from jaxinfer.scheduler.request import Request
@@ -124,7 +126,7 @@ class FakeDevice:
                 self.forget(request.order)
         return step, came
 
-    def run(self, step: Step) -> StepResult:
+    def run(self, step: Step) -> StepResult | VerifyResult:
         """Does the chores and the step."""
         for chore in step.chores:
             self._do(chore)
@@ -137,7 +139,14 @@ class FakeDevice:
             self._write(plan.tables[:, place], row)
         for place, row in enumerate(rows):
             self._read(plan.tables[:, place], row)
-        return self._draw(plan, rows)
+        if isinstance(plan, VerifyPlan):
+            return self._verify(plan, rows)
+        drawn = empty_result(plan.sampling.seeds.shape[0])
+        for place, row in enumerate(rows):
+            if row.draws:
+                drawn.tokens[place], drawn.finite[place] = self._draw(plan, place, row, 0)
+                self._take(row, [int(drawn.tokens[place])])
+        return drawn
 
     def alone(self, request: Request) -> Alone:
         """What the request draws alone, computed once."""
@@ -187,58 +196,89 @@ class FakeDevice:
             assert plan.slots[place] == (row.request.slot if row.draws else made.num_slots)
             self.chunks.setdefault(row.request.order, []).append((row.start, len(tokens)))
 
-    def _check_decode(self, plan: DecodePlan, rows: tuple[StepRow, ...]) -> None:
+    def _check_decode(self, plan: DecodePlan | VerifyPlan, rows: tuple[StepRow, ...]) -> None:
         made, count = self.geometry, len(rows)
-        width = plan.slots.size
-        assert width == plan.positions.size == min(w for w in made.decode_widths if w >= count)
+        is_verify = isinstance(plan, VerifyPlan)
+        widths = made.verify_widths if is_verify else made.decode_widths
+        assert plan.slots.size == plan.positions.size == min(w for w in widths if w >= count)
         assert (plan.slots[count:] == made.num_slots).all() and not plan.tables[:, count:].any()
         assert (plan.sampling.num_logprobs[count:] == -1).all()
         assert not plan.sampling.temperature[count:].any()
         assert len({row.request.slot for row in rows}) == count, "a slot has two rows"
         for place, row in enumerate(rows):
             assert row.draws and row.end == row.start + 1 == plan.positions[place] + 1
-            assert plan.slots[place] == row.request.slot
+            assert plan.slots[place] == row.request.slot and (is_verify or not row.drafts)
             token = self.alone(row.request).tokens[row.start]
             assert self._recent[row.request.slot, -1] == token, "another token goes in"
             self.decoded.setdefault(row.request.order, []).append(row.start)
+            if isinstance(plan, VerifyPlan):
+                drafts = list(row.drafts)
+                assert plan.num_drafts[place] == len(drafts) <= made.draft_tokens
+                padding = [0] * (made.draft_tokens - len(drafts))
+                assert plan.drafts[place].tolist() == drafts + padding
+
+    def _digests(self, row: StepRow) -> np.ndarray:
+        """What the pages hold up to the row's last token: its own tokens, then its drafts."""
+        digests = self.alone(row.request).digests[: row.end].tolist()
+        for draft in row.drafts:
+            digests.append(mixed(digests[-1], draft))
+        return np.array(digests, np.int64)
 
     def _write(self, tables: np.ndarray, row: StepRow) -> None:
-        positions = np.arange(row.start, row.end)
+        digests = self._digests(row)[row.start :]
+        positions = np.arange(row.start, row.start + digests.size)
         columns, places = np.divmod(positions, self.geometry.page_tokens)
         for pages, table in zip(self.pages, tables, strict=True):
             held = table[columns]
             assert held.all(), "a token would be written to the null page"
-            pages[held, places] = self.alone(row.request).digests[row.start : row.end]
+            pages[held, places] = digests
 
     def _read(self, tables: np.ndarray, row: StepRow) -> None:
-        digests = self.alone(row.request).digests
+        digests = self._digests(row)
         groups = zip(self.pages, tables, self.geometry.group_windows, strict=True)
         for pages, table, window in groups:
             first = max(0, row.start - window + 1) if window else 0
-            columns, places = np.divmod(np.arange(first, row.end), self.geometry.page_tokens)
+            positions = np.arange(first, digests.size)
+            columns, places = np.divmod(positions, self.geometry.page_tokens)
             found = pages[table[columns], places]
-            assert (found == digests[first : row.end]).all(), "what is read is not its own"
+            assert (found == digests[first:]).all(), "what is read is not its own"
 
-    def _draw(self, plan: PrefillPlan | DecodePlan, rows: tuple[StepRow, ...]) -> StepResult:
-        drawn = empty_result(plan.sampling.seeds.shape[0])
+    def _verify(self, plan: VerifyPlan, rows: tuple[StepRow, ...]) -> VerifyResult:
+        """Draws after the last token and each draft; drafts stand up to the first that is wrong."""
+        width, each = plan.slots.size, self.geometry.draft_tokens + 1
+        drawn, accepted = empty_result(width * each), np.zeros(width, np.int32)
         for place, row in enumerate(rows):
-            if not row.draws:
-                continue
-            slot, sampling = row.request.slot, plan.sampling
-            assert slot is not None
-            if sampling.seated[place]:
-                self._check_seat(slot, row)
-            low, high = sampling.seeds[place].tolist()
-            column, position = divmod(row.end - 1, self.geometry.page_tokens)
-            digest = int(self.pages[0][plan.tables[0, place, column], position])
-            token, finite = self.drawing.token(
-                digest, low | high << 32, int(sampling.sample_index[place])
-            )
-            drawn.tokens[place], drawn.finite[place] = token, finite
+            tokens, stands = [], True
+            for index in range(len(row.drafts) + 1):
+                token, is_finite = self._draw(plan, place, row, index)
+                drawn.tokens[place * each + index] = token
+                drawn.finite[place * each + index] = is_finite
+                tokens += [token] * stands
+                stands = stands and index < len(row.drafts) and token == row.drafts[index]
+            accepted[place] = len(tokens) - 1
+            self._take(row, tokens)
+        return VerifyResult(draws=drawn, num_accepted=accepted)
+
+    def _draw(
+        self, plan: PrefillPlan | DecodePlan | VerifyPlan, place: int, row: StepRow, index: int
+    ) -> tuple[int, bool]:
+        """What comes after the row's token and `index` drafts."""
+        slot, sampling = row.request.slot, plan.sampling
+        assert slot is not None
+        if sampling.seated[place] and not index:
+            self._check_seat(slot, row)
+        low, high = sampling.seeds[place].tolist()
+        column, position = divmod(row.end - 1 + index, self.geometry.page_tokens)
+        digest = int(self.pages[0][plan.tables[0, place, column], position])
+        return self.drawing.token(digest, low | high << 32, int(sampling.sample_index[place]))
+
+    def _take(self, row: StepRow, tokens: list[int]) -> None:
+        slot = row.request.slot
+        assert slot is not None
+        for token in tokens:
             self._recent[slot] = [*self._recent[slot, 1:], token]
             if slot in self._seen:
                 self._seen[slot][token] += 1
-        return drawn
 
     def _check_seat(self, slot: int, row: StepRow) -> None:
         """What draws with penalties or limits rests on: the last tokens and all counts."""

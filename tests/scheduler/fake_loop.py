@@ -4,12 +4,13 @@ Steps run on a `FakeDevice` when they are launched; what they drew is handed ove
 """
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from jaxinfer.config.step_plan import PrefillPlan, StepResult
-from jaxinfer.scheduler.planning import Step
+from jaxinfer.config.step_plan import DecodePlan, PrefillPlan, StepResult, VerifyResult
+from jaxinfer.scheduler.planning import Step, StepRow
 from jaxinfer.scheduler.prefix_index import extend_digests
 from jaxinfer.scheduler.request import FinishReason, Request
 from jaxinfer.scheduler.scheduler import Scheduler
@@ -21,7 +22,7 @@ class Flight:
     """A step that was launched and not read, and the slots of its rows."""
 
     step: Step
-    drawn: StepResult
+    drawn: StepResult | VerifyResult
     slots: tuple[int, ...]
 
 
@@ -29,15 +30,23 @@ class FakeLoop:
     """Drives a scheduler and a device.
 
     depth: flights that are under way at most. burst: decode steps of a flight in a steady state.
+    ends_text: says of a request that got a token whether its text ends there (a stop string).
     """
 
     def __init__(
-        self, scheduler: Scheduler, device: FakeDevice, *, depth: int = 1, burst: int = 1
+        self,
+        scheduler: Scheduler,
+        device: FakeDevice,
+        *,
+        depth: int = 1,
+        burst: int = 1,
+        ends_text: Callable[[Request], bool] = lambda request: False,
     ) -> None:
         self.scheduler = scheduler
         self.device = device
         self.depth = depth
         self.burst = burst
+        self.ends_text = ends_text
         self.flights: deque[list[Flight]] = deque()
         self.steps: list[Step] = []
 
@@ -64,14 +73,15 @@ class FakeLoop:
                 assert rows == [rows[0]] * most, "the state was not steady"
 
     def read(self) -> list[Request]:
-        """Takes in the oldest flight: who came, in order."""
+        """Takes in the oldest flight: who came, in order, once for each token."""
         came = []
         for flight in self.flights.popleft() if self.flights else ():
-            these = list(self.scheduler.update(flight.step, flight.drawn))
-            for request in these:
+            for request in self.scheduler.update(flight.step, flight.drawn):
+                came.append(request)
+                if not request.is_finished and self.ends_text(request):
+                    request.finish_reason = "stop"
                 if request.is_finished:
                     self.finish(request)
-            came += these
         self.check()
         return came
 
@@ -142,7 +152,7 @@ class FakeLoop:
         for flight in (one for burst in self.flights for one in burst):
             for place, (row, slot) in enumerate(zip(flight.step.rows, flight.slots, strict=True)):
                 assert row.request.slot == slot, "a slot is left while a step is under way"
-                last = -(-row.end // self.scheduler.geometry.page_tokens)
+                last = -(-end_of(row) // self.scheduler.geometry.page_tokens)
                 for group, first in enumerate(pages._first[:, slot]):
                     used = flight.step.plan.tables[group, place, first:last]
                     assert (pages.tables[group, slot, first:last] == used).all()
@@ -157,7 +167,7 @@ class FakeLoop:
         for group, table in enumerate(step.plan.tables):
             writers: dict[int, tuple[int, int | None]] = {}
             for place, row in enumerate(step.rows):
-                for column in range(row.start // size, -(-row.end // size)):
+                for column in range(row.start // size, -(-end_of(row) // size)):
                     mine = (column, row.request.slot)
                     assert writers.setdefault(int(table[place, column]), mine) == mine
             every = pages.tables[group]
@@ -200,9 +210,15 @@ class FakeLoop:
                 assert (pages[page] == contents[name]).all()
 
 
+def end_of(row: StepRow) -> int:
+    """One past the last position that a row writes."""
+    return row.end + len(row.drafts)
+
+
 def kinds(loop: FakeLoop) -> str:
-    """The launched steps: p for prefill, d for decode."""
-    return "".join("p" if isinstance(one.plan, PrefillPlan) else "d" for one in loop.steps)
+    """The launched steps: p for prefill, d for decode, v for verify."""
+    letters = {PrefillPlan: "p", DecodePlan: "d"}
+    return "".join(letters.get(type(one.plan), "v") for one in loop.steps)
 
 
 def orders(step: Step | None) -> list[int]:

@@ -16,6 +16,7 @@ from tests.support.records import geometry
 
 NUM_TOKENS = 15  # ids 1 to 15 in prompts and outputs
 LAST_ARRIVAL = 12
+NO_DRAFTS = {"draft_share": None}
 _TEXTS = (
     [(7 * i + i * i // 3) % NUM_TOKENS + 1 for i in range(64)],
     [i % 3 + 1 for i in range(64)],
@@ -40,11 +41,16 @@ class Arrival:
     params: dict[str, Any]
     options: RequestOptions
     aborts: tuple[tuple[int, int], ...] = ()  # (tick, completion)
+    text_ends: int | None = None  # after so many tokens a stop string is seen
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """One trace. depth, burst: as in `FakeLoop`; resets: when the prefix cache is reset."""
+    """One trace.
+
+    depth, burst: as in `FakeLoop`. resets: when the prefix cache is reset. draft_share: how many of
+    the drafts are right; None is no speculation.
+    """
 
     geometry: Geometry
     ask: EngineConfig
@@ -52,6 +58,7 @@ class Trace:
     burst: int
     arrivals: tuple[Arrival, ...]
     resets: tuple[int, ...] = ()
+    draft_share: float | None = None
 
 
 def random_trace(seed: int) -> Trace:
@@ -72,6 +79,7 @@ def random_trace(seed: int) -> Trace:
         burst=random.choice([1, 1, 2, 4]),
         arrivals=tuple(arrivals),
         resets=tuple(resets),
+        draft_share=random.choice([0.5, 0.9]) if made.draft_tokens else None,
     )
 
 
@@ -91,7 +99,7 @@ def smaller(trace: Trace) -> Iterator[Trace]:
         ask = replace(trace.ask, **{name: getattr(plain, name)})
         if ask != trace.ask:
             yield replace(trace, ask=ask)
-    for changes in ({"depth": trace.depth - 1}, {"burst": 1}, {"resets": ()}):
+    for changes in ({"depth": trace.depth - 1}, {"burst": 1}, {"resets": ()}, NO_DRAFTS):
         changed = replace(trace, **changes)
         if changed != trace and changed.depth:
             yield changed
@@ -101,6 +109,7 @@ def _plainer(one: Arrival) -> Iterator[dict[str, Any]]:
     plain = RequestOptions()
     yield {"follows": None}
     yield {"aborts": one.aborts[1:]}
+    yield {"text_ends": None}
     yield {"num_completions": max(1, one.num_completions - 1), "aborts": ()}
     yield {"params": {}}
     yield {"end_ids": ()}
@@ -119,8 +128,9 @@ def _geometry(random: Random, is_pressed: bool) -> Geometry:
     rows = random.choice([(1,), (1, 2), (1, 4), (1, 3, 6)])
     length = random.randint(6, 40)
     needs = [pages_needed(length, page, window, chunk * rows[-1]) for window in windows]
+    has_drafts = random.random() < 0.3
     spare = random.choice([0, 2, 4, 8] if is_pressed else [0, 1, 3, 100])
-    return geometry(
+    made = geometry(
         max_model_len=length,
         page_tokens=page,
         chunk_tokens=chunk,
@@ -130,6 +140,10 @@ def _geometry(random: Random, is_pressed: bool) -> Geometry:
         num_pages=tuple(need + 1 + min(spare, need * (slots - 1)) for need in needs),
         decode_widths=tuple(width for width in (2,) if width < slots) + (max(2, slots),),
     )
+    if not has_drafts:
+        return made
+    widths = random.choice([(2,), made.decode_widths])
+    return replace(made, draft_tokens=random.randint(1, 4), verify_widths=widths)
 
 
 def _ask(random: Random, is_pressed: bool) -> EngineConfig:
@@ -168,6 +182,7 @@ def _arrival(random: Random, length: int, is_pressed: bool) -> Arrival:
             use_prefix_cache=random.random() < 0.85,
         ),
         aborts=tuple(aborts) if random.random() < 0.3 else (),
+        text_ends=random.randint(1, 8) if random.random() < 0.15 else None,
     )
 
 

@@ -5,6 +5,7 @@ are covered, no page has two writers (see `fake_loop`).
 """
 
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from jaxinfer.config.step_plan import CopyPlan, SeatPlan, SwapPlan
 from jaxinfer.errors import RequestError
+from jaxinfer.scheduler.drafting import DraftCounts
 from jaxinfer.scheduler.request import Request
 from jaxinfer.scheduler.scheduler import Scheduler
 from tests.scheduler.fake_device import Drawing, FakeDevice, run_alone
@@ -64,16 +66,53 @@ def completions_of(arrival: Arrival, prompt: list[int], first_order: int) -> lis
     return made
 
 
+class KnowingDrafter:
+    """Drafts what really comes, but for some tokens of it; now and then nothing."""
+
+    def __init__(self, device: FakeDevice, share: float) -> None:
+        self.counts = DraftCounts()
+        self._device = device
+        self._share = share
+
+    def num_tokens(self, num_running: int) -> int:
+        return max(0, self._device.geometry.draft_tokens - num_running // 3)
+
+    def is_due(self, request: Request) -> bool:
+        return (request.num_tokens + request.order) % 5 != 0
+
+    def drafts(self, request: Request, most: int) -> tuple[int, ...]:
+        random, known = Random(f"{request.order} {request.num_tokens}"), request.num_tokens
+        coming = self._device.alone(request).tokens[known : known + random.randint(0, most)]
+        return tuple(one if random.random() < self._share else one + 1 for one in coming)
+
+    def see(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        assert 0 <= num_accepted <= num_drafted <= self._device.geometry.draft_tokens
+        self.counts.see(num_drafted, num_accepted)
+
+
 class Player:
     """Plays one trace to its end."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.scheduler = Scheduler(trace.geometry, trace.ask, NUM_TOKENS + 1)
-        device = FakeDevice(trace.geometry, DRAWING)
-        self.loop = FakeLoop(self.scheduler, device, depth=trace.depth, burst=trace.burst)
+        device, share = FakeDevice(trace.geometry, DRAWING), trace.draft_share
+        self.drafter = None if share is None else KnowingDrafter(device, share)
+        self.scheduler = Scheduler(trace.geometry, trace.ask, NUM_TOKENS + 2, self.drafter)
         self.tasks = requests_of(trace)
         self.requests = [one for task in self.tasks for one in task]
+        self.text_ends = {
+            one: arrival.text_ends
+            for arrival, task in zip(trace.arrivals, self.tasks, strict=True)
+            for one in task
+            if arrival.text_ends is not None
+        }
+        self.loop = FakeLoop(
+            self.scheduler,
+            device,
+            depth=trace.depth,
+            burst=trace.burst,
+            ends_text=lambda one: len(one.output_ids) == self.text_ends.get(one),
+        )
         self.added: set[Request] = set()
 
     def play(self) -> None:
@@ -133,7 +172,7 @@ class Player:
                         self.loop.end(one)
 
     def _check_output(self, one: Request) -> None:
-        alone = self.loop.device.alone(one)
+        alone, end = self.loop.device.alone(one), self.text_ends.get(one)
         assert one.num_in_flight == one.num_drawing == 0 and one.slot is None
         assert one.num_cached_tokens < len(one.prompt_ids)
         if one.leader is None and (
@@ -142,6 +181,8 @@ class Player:
             assert one.num_cached_tokens == 0
         if one.finish_reason == "abort":
             assert one.output_ids == alone.output_ids[: len(one.output_ids)]
+        elif end is not None and end < len(alone.output_ids):
+            assert (one.output_ids, one.finish_reason) == (alone.output_ids[:end], "stop")
         else:
             assert (one.output_ids, one.finish_reason) == (alone.output_ids, alone.finish_reason)
 
@@ -184,6 +225,7 @@ def what_happened(player: Player) -> list[str]:
     chores = [chore for step in player.loop.steps for chore in step.chores]
     ways = [name for name, kind in KINDS.items() if any(isinstance(one, kind) for one in chores)]
     ways += ["hit"] * any(one.num_cached_tokens for one in player.requests)
+    ways += ["drafted"] * bool(player.drafter and player.drafter.counts.num_accepted_tokens)
     ways += ["preempted"] * any(one.num_preemptions for one in player.requests)
     return ways + ["often"] * any(one.num_preemptions > 1 for one in player.requests)
 
@@ -203,7 +245,7 @@ def test_random_traces() -> None:
         tally.update(what_happened(check(seed)))
 
     run()
-    assert min(tally[way] for way in (*KINDS, "hit", "preempted")) >= 8, tally
+    assert min(tally[way] for way in (*KINDS, "hit", "preempted", "drafted")) >= 8, tally
     assert tally["often"] >= 2, tally
 
 
