@@ -10,7 +10,7 @@ import pytest
 from jaxinfer import LLM, SamplingParams
 from tests.end_to_end.chains import START, chain_of, open_chain
 from tests.end_to_end.conftest import OpenLLM
-from tests.end_to_end.engines import WINDOWED, assert_drained, bits, run
+from tests.end_to_end.engines import WINDOWED, assert_drained, bits, run, set_loop
 from tests.support.byte_tokenizer import END
 from tests.support.tiny_models import TINY_CONFIG, write_tiny
 
@@ -64,10 +64,13 @@ def test_the_same_bits_with_and_without_drafts(open_llm: OpenLLM, folder: Path, 
         assert drafting.get_metrics()["spec_decode_num_drafts"] > 20
         assert_drained(drafting)
     few = {"admission": "optimistic", "num_gpu_blocks_override": 8, "speculative_config": ALWAYS}
-    with open_llm(folder, dtype=dtype, **FOUR, **few) as pressed:
-        assert [bits(output) for output in run(pressed, prompts, list(params))] == expected
-        assert pressed.get_metrics()["num_preemptions"] > 0
-        assert_drained(pressed)
+    with open_llm(folder, dtype=dtype, preemption="swap", **FOUR, **few) as pressed:
+        for preemption in ("swap", "recompute"):
+            set_loop(pressed, preemption=preemption)
+            before = pressed.get_metrics()["num_preemptions"]
+            assert [bits(output) for output in run(pressed, prompts, list(params))] == expected
+            assert pressed.get_metrics()["num_preemptions"] > before
+            assert_drained(pressed)
 
 
 def test_a_wrong_acceptance_rule_is_seen(

@@ -129,3 +129,24 @@ def test_the_bar_ends_at_the_number_of_prompts(
     assert "3/3" in capsys.readouterr().err
     run(tiny, [[1]])
     assert capsys.readouterr().err == ""
+
+
+def test_a_stream_that_is_left_keeps_the_prefix_cache(tiny: LLM) -> None:
+    prompt = list(range(100, 180))
+    run(tiny, [prompt], SamplingParams(max_tokens=1))
+    stream = tiny.stream([[*prompt, 1]], SamplingParams(max_tokens=40, ignore_eos=True))
+    next(stream)
+    stream.close()
+    (output,) = run(tiny, [[*prompt, 2]], SamplingParams(max_tokens=1))
+    assert output.num_cached_tokens == 80
+    assert_drained(tiny)
+
+
+def test_who_leaves_at_the_last_delta_leaves_an_idle_engine(tiny: LLM) -> None:
+    stream = tiny.stream([[5, 6]], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    for delta in stream:
+        if delta.finish_reason:
+            break
+    assert run(tiny, [[7]], SamplingParams(max_tokens=1))[0].error is None  # while it is suspended
+    stream.close()
+    assert_drained(tiny)
