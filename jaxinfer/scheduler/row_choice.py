@@ -97,7 +97,8 @@ class RowChoice:
             return 0
         size = self._board.geometry.page_tokens
         return sum(
-            one.max_cached_tokens // size > one.num_tokens // size for one in self._board.running
+            -(-one.max_cached_tokens // size) > -(-one.num_scheduled // size)
+            for one in self._board.running
         )
 
     def _most_others(self) -> int | None:

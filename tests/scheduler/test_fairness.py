@@ -170,6 +170,21 @@ def test_pages_for_the_next_tokens_of_those_that_run_stay_free() -> None:
     assert sum(one.num_preemptions for one in requests) == 0
 
 
+@pytest.mark.parametrize(("new", "is_at_once"), [(5, True), (6, False), (8, False)])
+def test_a_page_stays_free_for_whoever_s_next_token_begins_one(new: int, is_at_once: bool) -> None:
+    """Four of six pages are full; the fifth, if it comes to that, is begun in the next step."""
+    loop = pressed(num_pages=(7,), num_slots=2)
+    requests = [traced(1, 12, max_new_tokens=new), traced(2, 4, max_new_tokens=4)]
+    loop.add(requests[0])
+    while requests[0].num_scheduled < 16:
+        loop.advance()
+    loop.add(requests[1])
+    loop.advance()
+    assert (requests[1].slot is not None) == is_at_once
+    loop.run_out()
+    assert [one.num_preemptions for one in requests] == [0, 0]
+
+
 def test_reserved_pages_are_never_taken_away() -> None:
     loop = pressed({"admission": "reserve"}, max_model_len=32)
     requests = [traced(order, 4, max_new_tokens=25) for order in (1, 2, 3)]
