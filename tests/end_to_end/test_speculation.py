@@ -46,14 +46,20 @@ def requests() -> list[tuple[list[int], SamplingParams]]:
     return made
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp(request.param), **MODELS[request.param])
-
-
-@pytest.mark.parametrize("dtype", ["float32", "auto"])
-def test_the_same_bits_with_and_without_drafts(open_llm: OpenLLM, folder: Path, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("llama", "float32"),
+        ("gemma3", "auto"),
+        pytest.param("llama", "auto", marks=pytest.mark.slow),
+        pytest.param("gemma3", "float32", marks=pytest.mark.slow),
+    ],
+)
+def test_the_same_bits_with_and_without_drafts(
+    open_llm: OpenLLM, tmp_path: Path, name: str, dtype: str
+) -> None:
     """Promises 2 and 6: alone, together, and with pages for few of them."""
+    folder = write_tiny(tmp_path, **MODELS[name])
     prompts, params = zip(*requests(), strict=True)
     with open_llm(folder, dtype=dtype, **FOUR) as plain:
         expected = [bits(output) for output in run(plain, prompts, list(params))]
@@ -74,12 +80,13 @@ def test_the_same_bits_with_and_without_drafts(open_llm: OpenLLM, folder: Path, 
 
 
 def test_a_wrong_acceptance_rule_is_seen(
-    open_llm: OpenLLM, folder: Path, monkeypatch: pytest.MonkeyPatch
+    open_llm: OpenLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The inverse: with every draft accepted the tokens are others."""
     from jaxinfer.runner import steps
 
     monkeypatch.setattr(steps, "count_accepted", lambda drawn, drafts, counts: counts)
+    folder = write_tiny(tmp_path, **MODELS["llama"])
     prompts, params = zip(*requests(), strict=True)
     with open_llm(folder, **FOUR) as plain:
         expected = [bits(output) for output in run(plain, prompts, list(params))]

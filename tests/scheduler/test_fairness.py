@@ -159,6 +159,25 @@ def test_nobody_is_preempted_while_a_step_is_in_flight(preemption: str) -> None:
     loop.check_drained()
 
 
+def test_aborted_before_its_pages_have_gone_to_the_host() -> None:
+    """It gave way in a step that was not launched then: what was to be done first is dropped."""
+    loop = pressed(
+        {"preemption": "swap"},
+        **{"page_tokens": 2, "prefill_rows": (1,), "num_slots": 2, "num_pages": (16,)},
+    )
+    one = traced(1, 4, max_new_tokens=20)
+    loop.add(one)
+    loop.advance()
+    loop.add(traced(2, 20, max_new_tokens=2, latency_sensitive=True))
+    while one.slot is not None:
+        step = loop.advance()
+    assert step is None and one.swapped is not None and len(loop.scheduler.admission.chores) == 1
+    loop.end(one)
+    assert loop.scheduler.admission.chores == []
+    loop.run_out()
+    loop.check_drained()
+
+
 def test_pages_for_the_next_tokens_of_those_that_run_stay_free() -> None:
     """Else whoever is admitted would be preempted at once."""
     loop = pressed(num_pages=(5,), num_slots=2)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from jaxinfer.config.step_plan import DecodePlan, PrefillPlan, SwapPlan
+from jaxinfer.config.step_plan import DecodePlan, Plan, PrefillPlan, SwapPlan
 from jaxinfer.errors import RequestError
 from tests.scheduler.fake_device import Drawing
 from tests.scheduler.fake_loop import FakeLoop, kinds, orders
 from tests.scheduler.requests import family, loop_of, traced
 
 
-def plan_of(loop: FakeLoop) -> PrefillPlan | DecodePlan:
+def plan_of(loop: FakeLoop) -> Plan:
     """The plan of the next step, which is run and read."""
     step = loop.advance()
     assert step is not None
@@ -240,6 +240,18 @@ def test_counts_are_of_what_happened_since() -> None:
     assert (counts.preemptions, counts.prefix_queries, counts.prefix_hits) == (0, 40, 16)
     counts = loop.scheduler.take_counts()
     assert (counts.preemptions, counts.prefix_queries, counts.prefix_hits) == (0, 0, 0)
+
+
+def test_the_next_turn_finds_pages_of_the_output() -> None:
+    loop = loop_of()
+    one = traced(1, 10, max_new_tokens=8)
+    loop.add(one)
+    loop.run_out()
+    turn = traced(2, one.prompt_ids + one.output_ids + [7, 7], max_new_tokens=1)
+    loop.add(turn)
+    loop.run_out()
+    # 18 tokens, of which the last was never put in: two pages of 8.
+    assert turn.num_cached_tokens == 16
 
 
 def test_a_forgotten_prefix_is_computed() -> None:

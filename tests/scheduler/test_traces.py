@@ -5,7 +5,6 @@ are covered, no page has two writers (see `fake_loop`).
 """
 
 from collections import Counter
-from random import Random
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -13,9 +12,9 @@ from hypothesis import strategies as st
 
 from jaxinfer.config.step_plan import CopyPlan, SeatPlan, SwapPlan
 from jaxinfer.errors import RequestError
-from jaxinfer.scheduler.drafting import DraftCounts
 from jaxinfer.scheduler.request import Request
 from jaxinfer.scheduler.scheduler import Scheduler
+from tests.scheduler.drafters import KnowingDrafter
 from tests.scheduler.fake_device import Drawing, FakeDevice, run_alone
 from tests.scheduler.fake_loop import FakeLoop
 from tests.scheduler.random_traces import (
@@ -64,30 +63,6 @@ def completions_of(arrival: Arrival, prompt: list[int], first_order: int) -> lis
         one.leader = None if one is made[0] else made[0]
     made[0].siblings = made[1:]
     return made
-
-
-class KnowingDrafter:
-    """Drafts what really comes, but for some tokens of it; now and then nothing."""
-
-    def __init__(self, device: FakeDevice, share: float) -> None:
-        self.counts = DraftCounts()
-        self._device = device
-        self._share = share
-
-    def num_tokens(self, num_running: int) -> int:
-        return max(0, self._device.geometry.draft_tokens - num_running // 3)
-
-    def is_due(self, request: Request) -> bool:
-        return (request.num_tokens + request.order) % 5 != 0
-
-    def drafts(self, request: Request, most: int) -> tuple[int, ...]:
-        random, known = Random(f"{request.order} {request.num_tokens}"), request.num_tokens
-        coming = self._device.alone(request).tokens[known : known + random.randint(0, most)]
-        return tuple(one if random.random() < self._share else one + 1 for one in coming)
-
-    def see(self, request: Request, num_drafted: int, num_accepted: int) -> None:
-        assert 0 <= num_accepted <= num_drafted <= self._device.geometry.draft_tokens
-        self.counts.see(num_drafted, num_accepted)
 
 
 class Player:
@@ -173,6 +148,8 @@ class Player:
 
     def _check_output(self, one: Request) -> None:
         alone, end = self.loop.device.alone(one), self.text_ends.get(one)
+        # A text that ends with the last token before an error has not seen that.
+        is_cut = end is not None and end < len(alone.output_ids) + (alone.finish_reason == "error")
         assert one.num_in_flight == one.num_drawing == 0 and one.slot is None
         assert one.num_cached_tokens < len(one.prompt_ids)
         if one.leader is None and (
@@ -181,7 +158,7 @@ class Player:
             assert one.num_cached_tokens == 0
         if one.finish_reason == "abort":
             assert one.output_ids == alone.output_ids[: len(one.output_ids)]
-        elif end is not None and end < len(alone.output_ids):
+        elif is_cut:
             assert (one.output_ids, one.finish_reason) == (alone.output_ids[:end], "stop")
         else:
             assert (one.output_ids, one.finish_reason) == (alone.output_ids, alone.finish_reason)
