@@ -1,7 +1,6 @@
 """JOINT. The only place that assembles an engine; "auto" settings are resolved and logged here."""
 
 import logging
-import math
 import os
 import secrets
 import time
@@ -29,6 +28,7 @@ from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.quantization import quantization_from
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.engine.arguments import default_params
+from jaxinfer.engine.device import find_device
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.intake import Intake
 from jaxinfer.engine.memory_plan import MemoryPlan
@@ -235,41 +235,6 @@ def decide_geometry(
         platform,
     )
     return replace(planned, attention_kernel=kernel)
-
-
-def find_device() -> Device:
-    """The device that an engine of this process runs on, and its free memory."""
-    device = jax.devices()[0]
-    if device.platform == "cpu":
-        return Device(platform="cpu", free_bytes=_free_host_bytes())
-    stats = device.memory_stats() or {}
-    return Device(
-        platform="gpu", free_bytes=stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
-    )
-
-
-def _free_host_bytes() -> int:
-    """Available memory of the host, or of the control group that this process may use."""
-    return int(min(_available_bytes(), _group_bytes()))
-
-
-def _group_bytes() -> float:
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return math.inf  # no limit that can be read
-    return math.inf if limit == "max" else int(limit) - used
-
-
-def _available_bytes() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux: half of what is installed is a safe guess
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def _cache_folder(setting: str | None) -> Path | None:
