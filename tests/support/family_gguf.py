@@ -26,13 +26,18 @@ _ARCHITECTURES = {
 }
 _INTERLEAVED = ("llama", "smollm3")
 # What a GGUF file cannot say: windows, and which layers have none of a rope, dynamic scaling.
-UNSAYABLE = (
+_UNSAYABLE = (
     "llama_dynamic",
     "mistral_window",
     "qwen2_window",
     "smollm3_window",
     "gemma2",  # its query scale, unless it is the head size
 )
+
+
+def has_gguf_form(fixture: Fixture) -> bool:
+    """Whether a GGUF file can say what the fixture is, and this module writes it."""
+    return fixture.config["model_type"] in _ARCHITECTURES and fixture.name not in _UNSAYABLE
 
 
 def write_family_gguf(path: Path, fixture: Fixture) -> Path:
