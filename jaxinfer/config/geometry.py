@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxinfer.config.engine_config import EngineConfig
+from jaxinfer.config.kv_cache_dtype import array_dtype, page_kinds, token_bytes
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import CapacityError, ConfigError
 
@@ -47,7 +48,9 @@ class Geometry:
     the layers that keep the same tokens: `group_windows` (0 is full attention) and `num_pages` (P,
     null page included) have one entry a group, `layer_groups` one a layer. swap_pages: pages of
     each group that are swapped at once, 0 where none ever are. draft_tokens (J), 0 without
-    speculation; verify_widths: rows of each verify program, ascending.
+    speculation; verify_widths: rows of each verify program, ascending. kv_dtype: a name of
+    `KV_CACHE_DTYPES` but "auto". kv_scales: of an fp8 cache, for each layer the fixed scales of its
+    keys and of its values, one or one a kv head; empty where all are 1.
     """
 
     max_model_len: int
@@ -69,16 +72,27 @@ class Geometry:
     draft_tokens: int = 0
     verify_widths: tuple[int, ...] = ()
     logprobs_mode: Literal["raw", "processed"] = "raw"
+    kv_scales: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()
 
     @property
-    def page_dtype(self) -> str:
-        """What a page array is made of: the KV dtype, or "uint16" for the bits of bfloat16.
+    def page_kinds(self) -> tuple[str, str]:
+        """What keys and values are kept as."""
+        return page_kinds(self.kv_dtype, self.activation_dtype)
+
+    @property
+    def pages_hold_bits(self) -> bool:
+        """Whether page arrays hold the bits of small floats as unsigned integers.
 
         A CPU (the place with float32 activations) widens a gather or scatter of bfloat16 to
         float32, and all pages with it; integers it leaves alone.
         """
-        as_bits = self.kv_dtype == "bfloat16" and self.activation_dtype == "float32"
-        return "uint16" if as_bits else self.kv_dtype
+        return self.activation_dtype == "float32"
+
+    @property
+    def page_dtypes(self) -> tuple[str, str]:
+        """Dtypes of the arrays that hold keys and values."""
+        key, value = (array_dtype(kind, as_bits=self.pages_hold_bits) for kind in self.page_kinds)
+        return key, value
 
     @property
     def max_prefill_tokens(self) -> int:
@@ -110,7 +124,7 @@ def plan_geometry(
     needs = tuple(pages_needed(max_len, page, window, chunk * rows[-1]) for window in windows)
     groups = tuple(windows.index(window) for window in model.windows)
     budget = _pool_budget(ask, device, weights_bytes(model, weight, packed))
-    page_bytes = _group_page_bytes(model, page, kv)
+    page_bytes = _group_page_bytes(model, page, page_kinds(kv, activation))
     if device.platform == "cpu":
         budget = min(budget, max(CPU_POOL_BYTES, _request_bytes(needs, page_bytes)))
     return Geometry(
@@ -159,14 +173,17 @@ def weights_bytes(
     return floats * DTYPE_BYTES[weight_dtype] + packed.num_bytes
 
 
-def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
-    """Bytes that one token keeps in one layer: a key and a value a kv head."""
-    return 2 * model.num_kv_heads * model.head_dim * DTYPE_BYTES[kv_dtype]
+def kv_token_bytes(model: ModelConfig, kinds: tuple[str, str]) -> int:
+    """Bytes that one token keeps in one layer: a key and a value a kv head, with their scales.
+
+    kinds: what keys and what values are kept as (`Geometry.page_kinds`).
+    """
+    return model.num_kv_heads * sum(token_bytes(kind, model.head_dim) for kind in kinds)
 
 
 def cache_bytes(model: ModelConfig, geometry: Geometry) -> int:
     """Bytes of the whole page pool."""
-    page_bytes = _group_page_bytes(model, geometry.page_tokens, geometry.kv_dtype)
+    page_bytes = _group_page_bytes(model, geometry.page_tokens, geometry.page_kinds)
     return sum(count * size for count, size in zip(geometry.num_pages, page_bytes, strict=True))
 
 
@@ -250,8 +267,8 @@ def _verify_widths(ask: EngineConfig, slots: int, device: Device) -> tuple[int, 
     return tuple(sorted({widths[0], widest}))
 
 
-def _group_page_bytes(model: ModelConfig, page: int, kv_dtype: str) -> tuple[int, ...]:
-    token = kv_token_bytes(model, kv_dtype)
+def _group_page_bytes(model: ModelConfig, page: int, kinds: tuple[str, str]) -> tuple[int, ...]:
+    token = kv_token_bytes(model, kinds)
     windows = sorted(set(model.windows))
     return tuple(model.windows.count(window) * page * token for window in windows)
 

@@ -31,6 +31,7 @@ from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.engine.arguments import default_params
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.intake import Intake
+from jaxinfer.engine.kv_scales import LayerScales, fixed_kv_scales
 from jaxinfer.engine.memory_plan import MemoryPlan
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.trace import open_timeline
@@ -85,6 +86,7 @@ def build_engine(
     config, device = checkpoint.config, find_device()
     storage = storage_for(ask, checkpoint, device)  # all tensors are matched before compiling
     geometry = decide_geometry(ask, config, device, storage.share)
+    geometry = replace(geometry, kv_scales=_kv_scales(geometry, checkpoint))
     text = _tokenizer(checkpoint, tokenizer)
     defaults = default_params(checkpoint.generation_config, wanted=ask.use_generation_config)
     shapes = _shapes(checkpoint, geometry, storage)
@@ -107,6 +109,11 @@ def build_engine(
     )
     parts = {"checkpoint": checkpoint, "geometry": geometry, "memory": memory}
     return Built(engine=engine, default_params=defaults, **parts)
+
+
+def _kv_scales(geometry: Geometry, checkpoint: Checkpoint) -> tuple[LayerScales, ...]:
+    found = checkpoint.quant_format.kv_scales if checkpoint.quant_format else {}
+    return fixed_kv_scales(geometry.kv_dtype, checkpoint.config, found)
 
 
 def _shapes(checkpoint: Checkpoint, geometry: Geometry, storage: Storage) -> Any:
@@ -156,7 +163,7 @@ def _closed_on_error(timeline: Any) -> Iterator[None]:
 def _report(geometry: Geometry, storage: Storage, memory: MemoryPlan) -> None:
     _log.info("weights = %r: %s", storage.form, storage.reason)
     for setting in fields(geometry):
-        if setting.name != "layer_groups":
+        if setting.name not in ("layer_groups", "kv_scales"):  # as many as there are layers
             _log.info("%s = %r", setting.name, getattr(geometry, setting.name))
     for line in memory.lines():
         _log.info(line)
@@ -229,8 +236,8 @@ def decide_geometry(
         },
         {
             "q": planned.activation_dtype,
-            "k_pages": planned.page_dtype,
-            "v_pages": planned.page_dtype,
+            "k_pages": planned.page_dtypes[0],
+            "v_pages": planned.page_dtypes[1],
         },
         platform,
     )
