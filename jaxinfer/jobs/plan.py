@@ -127,7 +127,7 @@ def decode_floor_s(
         num_rows: requests in the step.
         context_tokens: of each of them.
     """
-    token = kv_token_bytes(config, plan.geometry.kv_dtype) * config.num_layers
+    token = kv_token_bytes(config, plan.geometry.page_kinds) * config.num_layers
     live = num_rows * context_tokens * token
     return (plan.weights_bytes + live) / plan.target.bandwidth_bytes_per_s
 
