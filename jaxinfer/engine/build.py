@@ -34,7 +34,8 @@ from jaxinfer.engine.intake import Intake
 from jaxinfer.engine.memory_plan import MemoryPlan
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.trace import open_timeline
-from jaxinfer.errors import CapacityError, CheckpointError
+from jaxinfer.errors import CapacityError, CheckpointError, ConfigError
+from jaxinfer.layers.matmul_kernels import with_kernels
 from jaxinfer.runner.compile import CompileLog, counted_compiles, use_compilation_cache
 from jaxinfer.runner.programs import Programs, compile_programs
 from jaxinfer.runner.runner import Runner
@@ -42,8 +43,9 @@ from jaxinfer.sampling.slot_state import abstract_loop_state
 from jaxinfer.speculation.control import NgramDrafter
 from jaxinfer.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxinfer.text.tokenizer import Tokenizer, tokenizer_from_folder
-from pallas_kernels.dispatch import Platform
-from pallas_kernels.paged_attention import resolve_implementation
+from pallas_kernels.dispatch import Platform, current_platform
+from pallas_kernels.paged_attention import resolve_implementation as resolve_attention
+from pallas_kernels.rms_norm import resolve_implementation as resolve_norm
 
 _log = logging.getLogger("jaxinfer")
 
@@ -87,7 +89,7 @@ def build_engine(
     geometry = decide_geometry(ask, config, device, storage.share)
     text = _tokenizer(checkpoint, tokenizer)
     defaults = default_params(checkpoint.generation_config, wanted=ask.use_generation_config)
-    shapes = _shapes(checkpoint, geometry, storage)
+    shapes = kernels_of_weights(_shapes(checkpoint, geometry, storage), ask, geometry)
     _check_room(_num_bytes(shapes), cache_bytes(config, geometry), device)
     with counted_compiles(compiles or CompileLog()):
         programs = compile_programs(shapes, config, geometry, show_progress=show_progress)
@@ -96,7 +98,7 @@ def build_engine(
     intake = _intake(ask, checkpoint, text, geometry)
     timeline = open_timeline(ask.trace)
     with _closed_on_error(timeline):
-        runner, metrics = _load(checkpoint, storage, programs, geometry, show_progress)
+        runner, metrics = _load(ask, checkpoint, storage, programs, geometry, show_progress)
     engine = Engine(
         ask=ask,
         intake=intake,
@@ -163,6 +165,7 @@ def _report(geometry: Geometry, storage: Storage, memory: MemoryPlan) -> None:
 
 
 def _load(
+    ask: EngineConfig,
     checkpoint: Checkpoint,
     storage: Storage,
     programs: Programs,
@@ -178,6 +181,7 @@ def _load(
         sources=storage.sources,
         show_progress=show_progress,
     )
+    params = kernels_of_weights(params, ask, geometry)
     metrics = EngineMetrics(
         model_load_seconds=time.perf_counter() - start, num_programs=len(programs.named())
     )
@@ -199,7 +203,7 @@ def storage_for(ask: EngineConfig, checkpoint: Checkpoint, device: Device) -> St
         weights=ask.weights,
         activations=ask.activations,
         quantization=quantization_from(ask.quantization),
-        platform=device.platform,
+        platform="gpu" if ask.kernels == "simulated" else device.platform,
     )
 
 
@@ -219,8 +223,52 @@ def decide_geometry(
         ConfigError, CapacityError: as `plan_geometry`.
     """
     planned = plan_geometry(ask, model, device, packed)
+    platform = platform or current_platform()
+    with _refused_kernels(ask):
+        return replace(
+            planned,
+            attention_kernel=_attention_kernel(planned, model, platform),
+            norm_kernel=resolve_norm(
+                planned.norm_kernel,
+                platform,
+                _norm_columns(model),
+                planned.activation_dtype,
+            ),
+        )
+
+
+def kernels_of_weights(
+    params: Any, ask: EngineConfig, geometry: Geometry, platform: Platform | None = None
+) -> Any:
+    """The parameters (arrays or shapes), packed matrices with the kernel that multiplies with them.
+
+    Args:
+        platform: where the programs will run; None for this process's first device.
+
+    Raises:
+        ConfigError: a kernel that was asked for does not serve a matrix.
+    """
+    with _refused_kernels(ask):
+        return with_kernels(
+            params, ask.kernels, geometry.activation_dtype, platform or current_platform()
+        )
+
+
+@contextmanager
+def _refused_kernels(ask: EngineConfig) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"kernels={ask.kernels!r}: {error}") from error
+
+
+def _norm_columns(model: ModelConfig) -> tuple[int, ...]:
+    return (model.hidden_size, *((model.head_dim,) if model.qk_norm else ()))
+
+
+def _attention_kernel(planned: Geometry, model: ModelConfig, platform: Platform) -> str:
     pages = (planned.num_pages[0], model.num_kv_heads, planned.page_tokens, model.head_dim)
-    kernel = resolve_implementation(
+    return resolve_attention(
         planned.attention_kernel,
         {
             "q": (planned.num_slots, 1, model.num_heads, model.head_dim),
@@ -234,7 +282,6 @@ def decide_geometry(
         },
         platform,
     )
-    return replace(planned, attention_kernel=kernel)
 
 
 def find_device() -> Device:

@@ -100,7 +100,7 @@ ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "max_logprobs": (int, "The most that a request may ask for."),
         "use_generation_config": (bool, "Sampling defaults from generation_config.json."),
         "speculative_config": (dict, """How tokens are drafted, as JSON: '{"method": "ngram"}'."""),
-        "kernels": (str, "Implementation of the ops: auto or reference."),
+        "kernels": (str, "Implementation of the ops: auto, reference, mosaic or simulated."),
         "strict": (bool, "A failing request ends the command."),
         "compilation_cache_dir": (str, "Where compiled programs are kept; auto by default."),
         "trace": (str, "A file that gets a timeline of the host loop."),

@@ -20,6 +20,7 @@ def paged_self_attention(
     config: ModelConfig,
     window: int,
     kernel: str,
+    norm_kernel: str,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """One layer's attention; new keys and values go to the pages first, then pages are read.
 
@@ -30,7 +31,7 @@ def paged_self_attention(
         slots: where each token is written and which pages each row reads.
         rope: the rotation of each token.
         window: tokens a query sees; 0 for all.
-        kernel: implementation of the attention op.
+        kernel: implementation of the attention op. norm_kernel: of the norm of q and k.
 
     Returns:
         [B, Q, E] f32, and the pages with the new tokens.
@@ -40,8 +41,8 @@ def paged_self_attention(
         k = _heads(linear(x, weights["k"]), config.num_kv_heads)
         v = _heads(linear(x, weights["v"]), config.num_kv_heads)
         if config.qk_norm:
-            q = rms_norm(q, weights["q_norm"], config.norm_eps)
-            k = rms_norm(k, weights["k_norm"], config.norm_eps)
+            q = rms_norm(q, weights["q_norm"], config.norm_eps, norm_kernel)
+            k = rms_norm(k, weights["k_norm"], config.norm_eps, norm_kernel)
         q, k = apply_rope(q, rope), apply_rope(k, rope)
         pages = (write_kv(pages[0], k, slots), write_kv(pages[1], v, slots))
         out = paged_attention(

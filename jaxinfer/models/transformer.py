@@ -68,7 +68,7 @@ def forward(
             )
         keys.append(pages[0])
         values.append(pages[1])
-    x = rms_norm(x, params["final_norm"], config.norm_eps)
+    x = rms_norm(x, params["final_norm"], config.norm_eps, geometry.norm_kernel)
     return x, PagedKV(keys=tuple(keys), values=tuple(values))
 
 
@@ -113,7 +113,7 @@ def _block(
     window: int,
     geometry: Geometry,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    normed = rms_norm(x, weights["attention_norm"], config.norm_eps)
+    normed = rms_norm(x, weights["attention_norm"], config.norm_eps, geometry.norm_kernel)
     out, pages = paged_self_attention(
         normed,
         weights,
@@ -123,13 +123,18 @@ def _block(
         config=config,
         window=window,
         kernel=geometry.attention_kernel,
+        norm_kernel=geometry.norm_kernel,
     )
-    x = x + _out_norm(out, weights, "attention_out_norm", config).astype(x.dtype)
-    normed = rms_norm(x, weights["mlp_norm"], config.norm_eps)
+    x = x + _out_norm(out, weights, "attention_out_norm", config, geometry).astype(x.dtype)
+    normed = rms_norm(x, weights["mlp_norm"], config.norm_eps, geometry.norm_kernel)
     out = gated_mlp(normed, weights, config.activation)
-    return x + _out_norm(out, weights, "mlp_out_norm", config).astype(x.dtype), pages
+    return x + _out_norm(out, weights, "mlp_out_norm", config, geometry).astype(x.dtype), pages
 
 
-def _out_norm(out: jax.Array, weights: dict, name: str, config: ModelConfig) -> jax.Array:
+def _out_norm(
+    out: jax.Array, weights: dict, name: str, config: ModelConfig, geometry: Geometry
+) -> jax.Array:
     """A norm on what a sublayer adds; its last product must not merge with that addition."""
-    return rounded(rms_norm(out, weights[name], config.norm_eps)) if name in weights else out
+    if name not in weights:
+        return out
+    return rounded(rms_norm(out, weights[name], config.norm_eps, geometry.norm_kernel))

@@ -79,6 +79,18 @@ def compile_programs(
     )
 
 
+def program_sources(
+    params: Any, config: ModelConfig, geometry: Geometry
+) -> dict[str, ProgramSource]:
+    """What `compile_programs` compiles, by the names of `Programs.named`."""
+    letters = {"prefill": "R", "decode": "W", "verify": "W"}
+    steps = _step_sources(params, config, geometry)
+    small = _small_sources(params, config, geometry)
+    return {
+        f"{kind}_step {letters[kind]}={rows}": source for (kind, rows), source in steps.items()
+    } | {f"{name}_step": source for name, source in small.items()}
+
+
 def _step_sources(
     params: Any, config: ModelConfig, geometry: Geometry
 ) -> dict[tuple[str, int], ProgramSource]:
