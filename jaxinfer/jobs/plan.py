@@ -76,6 +76,11 @@ def plan_target(
         UnsupportedError: the aot extra is not installed; a quantized checkpoint without its files.
     """
     target, ask = gpu_target(target_name), engine_config(**engine_options)
+    if ask.speculative_config and ask.speculative_config.has_model:
+        raise UnsupportedError(
+            f"speculative_config method={ask.speculative_config.method!r}: a plan does not count a "
+            "model that drafts; plan with method 'ngram', or without drafts"
+        )
     if compile_programs:
         _refuse_without_compiler(target)
     engine = decide_engine(model, ask, target)
