@@ -97,6 +97,11 @@ no_index = { echo "Installing failed: see pip's message above." >&2; \
 	echo "Most often the network or the package index cannot be reached: check the connection, or" >&2; \
 	echo "name an index with PIP_INDEX_URL (a proxy with HTTPS_PROXY), then run make again." >&2; exit 1; }
 
+# The plugin must have jax's own version, or jax refuses it. Without it tests skip, with the reason.
+jax_version = from importlib.metadata import version; print(version("jax"))
+aot = $(BIN)/python -m pip install --quiet -e '.[aot]' \
+	"jax-cuda12-plugin==$$($(BIN)/python -c '$(jax_version)')"
+
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 	@echo "Installing jaxinfer into $(VENV) (once)"
 	@$(BIN)/python -m pip install --quiet -e . || $(no_index)
@@ -105,4 +110,5 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 $(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml
 	@echo "Installing jaxinfer and its test tools into $(VENV) (once)"
 	@$(BIN)/python -m pip install --quiet -e '.[test]' || $(no_index)
+	@$(aot) || echo "The compiler for GPUs (extra aot, 1.2 GB) cannot be had: its tests skip." >&2
 	@touch $@ $(VENV)/.installed

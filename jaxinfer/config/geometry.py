@@ -92,6 +92,7 @@ class Geometry:
     draft_layer_groups: tuple[int, ...] = ()
     logprobs_mode: Literal["raw", "processed"] = "raw"
     kv_scales: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()
+    norm_kernel: str = "auto"
 
     @property
     def page_kinds(self) -> tuple[str, str]:
@@ -177,6 +178,7 @@ def plan_geometry(
         activation_dtype=activation,
         kv_dtype=kv,
         attention_kernel=ask.kernels,
+        norm_kernel=ask.kernels,
         swap_pages=_swap_pages(ask),
         logprobs_mode=ask.logprobs_mode,
         draft_tokens=_draft_tokens(ask, max_len),
@@ -259,7 +261,7 @@ def _max_model_len(ask: EngineConfig, model: ModelConfig) -> int:
 
 def _dtypes(ask: EngineConfig, device: Device) -> tuple[str, str, str]:
     """(weights, activations, pages). A CPU computes in float32 faster than in bfloat16."""
-    on_cpu = device.platform == "cpu"
+    on_cpu = device.platform == "cpu" and ask.kernels != "simulated"  # those take bfloat16
     weight = "bfloat16" if ask.dtype == "auto" else ask.dtype
     activation = "float32" if on_cpu or weight == "float32" else "bfloat16"
     kv = activation if ask.kv_cache_dtype == "auto" else ask.kv_cache_dtype

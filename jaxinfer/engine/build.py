@@ -34,6 +34,7 @@ from jaxinfer.engine.device import find_device
 from jaxinfer.engine.draft_model import DraftModel, by_leaf, open_draft
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.intake import Intake
+from jaxinfer.engine.kernels import decide_kernels, kernels_of_weights
 from jaxinfer.engine.kv_scales import LayerScales, fixed_kv_scales
 from jaxinfer.engine.memory_plan import MemoryPlan
 from jaxinfer.engine.metrics import EngineMetrics
@@ -47,7 +48,6 @@ from jaxinfer.speculation.control import ModelDrafter, NgramDrafter
 from jaxinfer.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxinfer.text.tokenizer import Tokenizer, tokenizer_from_folder
 from pallas_kernels.dispatch import Platform
-from pallas_kernels.paged_attention import resolve_implementation
 
 _log = logging.getLogger("jaxinfer")
 
@@ -95,7 +95,7 @@ def build_engine(
     geometry = decide_geometry(ask, config, device, storage.share, drafts=needs)
     geometry = replace(geometry, kv_scales=_kv_scales(geometry, checkpoint))
     defaults = default_params(checkpoint.generation_config, wanted=ask.use_generation_config)
-    shapes = _shapes(checkpoint, geometry, storage, draft)
+    shapes = kernels_of_weights(_shapes(checkpoint, geometry, storage, draft), ask, geometry)
     _check_room(_num_bytes(shapes), cache_bytes(config, geometry, drafting), device)
     with counted_compiles(compiles or CompileLog()):
         programs = compile_programs(shapes, config, geometry, drafting, show_progress=show_progress)
@@ -104,7 +104,7 @@ def build_engine(
     intake = _intake(ask, checkpoint, text, geometry)
     timeline = open_timeline(ask.trace)
     with _closed_on_error(timeline):
-        runner, metrics = _load(checkpoint, storage, draft, programs, geometry, show_progress)
+        runner, metrics = _load(ask, checkpoint, storage, draft, programs, geometry, show_progress)
     engine = Engine(
         ask=ask,
         intake=intake,
@@ -187,6 +187,7 @@ def _report(geometry: Geometry, storage: Storage, memory: MemoryPlan) -> None:
 
 
 def _load(
+    ask: EngineConfig,
     checkpoint: Checkpoint,
     storage: Storage,
     draft: DraftModel | None,
@@ -210,7 +211,7 @@ def _load(
             params["draft"] = draft.load(leaves, dtype, show_progress=show_progress)
         seconds = time.perf_counter() - start
         metrics = EngineMetrics(model_load_seconds=seconds, num_programs=len(programs.named()))
-        return Runner(params, programs, geometry), metrics
+        return Runner(kernels_of_weights(params, ask, geometry), programs, geometry), metrics
     except BaseException:
         for leaf in jax.tree.leaves(params):
             leaf.delete()  # twice is harmless
@@ -228,7 +229,7 @@ def storage_for(ask: EngineConfig, checkpoint: Checkpoint, device: Device) -> St
         weights=ask.weights,
         activations=ask.activations,
         quantization=quantization_from(ask.quantization),
-        platform=device.platform,
+        platform="gpu" if ask.kernels == "simulated" else device.platform,
     )
 
 
@@ -251,22 +252,7 @@ def decide_geometry(
         ConfigError, CapacityError: as `plan_geometry`.
     """
     planned = plan_geometry(ask, model, device, packed, drafts)
-    pages = (planned.num_pages[0], model.num_kv_heads, planned.page_tokens, model.head_dim)
-    kernel = resolve_implementation(
-        planned.attention_kernel,
-        {
-            "q": (planned.num_slots, 1, model.num_heads, model.head_dim),
-            "k_pages": pages,
-            "v_pages": pages,
-        },
-        {
-            "q": planned.activation_dtype,
-            "k_pages": planned.page_dtypes[0],
-            "v_pages": planned.page_dtypes[1],
-        },
-        platform,
-    )
-    return replace(planned, attention_kernel=kernel)
+    return decide_kernels(planned, ask, model, platform)
 
 
 def _cache_folder(setting: str | None) -> Path | None:

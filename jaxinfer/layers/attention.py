@@ -20,6 +20,7 @@ def paged_self_attention(
     config: ModelConfig,
     window: int,
     kernel: str,
+    norm_kernel: str,
 ) -> tuple[jax.Array, tuple[Pages, Pages]]:
     """One layer's attention; new keys and values go to the pages first, then pages are read.
 
@@ -31,14 +32,14 @@ def paged_self_attention(
         slots: where each token is written and which pages each row reads.
         rope: the rotation of each token; None where nothing is turned.
         window: tokens a query sees; 0 for all.
-        kernel: implementation of the attention op.
+        kernel: implementation of the attention op. norm_kernel: of the norm of q and k.
 
     Returns:
         [B, Q, E] f32, and the pages with the new tokens.
     """
     with jax.named_scope("attention"):
-        q = _normed_heads(x, weights, "q", config.num_heads, config)
-        k = _normed_heads(x, weights, "k", config.num_kv_heads, config)
+        q = _normed_heads(x, weights, "q", config.num_heads, config, norm_kernel)
+        k = _normed_heads(x, weights, "k", config.num_kv_heads, config, norm_kernel)
         v = _heads(linear(x, weights["v"]), config.num_kv_heads)
         if rope is not None:
             q, k = apply_rope(q, rope), apply_rope(k, rope)
@@ -58,7 +59,7 @@ def paged_self_attention(
 
 
 def _normed_heads(
-    x: jax.Array, weights: dict, name: str, num_heads: int, config: ModelConfig
+    x: jax.Array, weights: dict, name: str, num_heads: int, config: ModelConfig, kernel: str
 ) -> jax.Array:
     """Queries or keys a head, normed where the family does."""
     out = linear(x, weights[name])
@@ -66,8 +67,8 @@ def _normed_heads(
         return _heads(out, num_heads)
     scale = weights[f"{name}_norm"]
     if scale.shape == out.shape[-1:]:
-        return _heads(rms_norm(out, scale, config.norm_eps), num_heads)
-    return rms_norm(_heads(out, num_heads), scale, config.norm_eps)
+        return _heads(rms_norm(out, scale, config.norm_eps, kernel), num_heads)
+    return rms_norm(_heads(out, num_heads), scale, config.norm_eps, kernel)
 
 
 def _heads(x: jax.Array, num_heads: int) -> jax.Array:

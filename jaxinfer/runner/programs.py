@@ -92,6 +92,18 @@ def compile_programs(
     )
 
 
+def program_sources(
+    params: Any, config: ModelConfig, geometry: Geometry, draft: ModelConfig | None = None
+) -> dict[str, ProgramSource]:
+    """What `compile_programs` compiles, by the names of `Programs.named`."""
+    steps = _step_sources(params, config, geometry, draft)
+    small = _small_sources(params, config, geometry, draft)
+    return {
+        f"{kind}_step {'R' if kind == 'prefill' else 'W'}={rows}": source
+        for (kind, rows), source in steps.items()
+    } | {f"{name}_step": source for name, source in small.items()}
+
+
 def _step_sources(
     params: Any, config: ModelConfig, geometry: Geometry, draft: ModelConfig | None
 ) -> dict[tuple[str, int], ProgramSource]:
