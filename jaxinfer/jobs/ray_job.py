@@ -75,8 +75,8 @@ def ray_batch(
         model: as of `run_batch`; every node must have it.
         num_engines: one an actor. gpus_per_engine, cpus_per_engine: what Ray keeps for each.
         part_lines: lines that an engine is handed at once.
-        params, engine, include, served_model_name, settings: as of `run_batch`, but for `shard`,
-            `ordered` and `metrics_port`.
+        settings: as of `run_batch`, as are params, engine, include and served_model_name; but for
+            `shard`, `ordered` and `metrics_port`.
 
     Raises:
         ConfigError: ray is not installed. JaxInferError: the job cannot begin or go on.
