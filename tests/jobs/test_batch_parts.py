@@ -232,6 +232,10 @@ def test_a_jobs_fingerprint_is_of_what_changes_its_outputs() -> None:
 
     assert of({}) == of({"max_num_seqs": 9, "trace": "x", "enable_prefix_caching": False})
     assert len({of({}), of({"dtype": "float32"}), of({}, temperature=0)}) == 3
+    # A command line and a call spell the same differently.
+    assert of({}, temperature=0, max_tokens=5) == of({}, max_tokens=5, temperature=0.0)
+    assert of({}, stop="x", logit_bias={5: 1}) == of({}, stop=["x"], logit_bias={"5": 1.0})
+    assert of({}, stop="x") != of({}, stop="y")
 
 
 def test_shards_are_counted_from_zero() -> None:

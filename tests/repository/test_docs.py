@@ -7,31 +7,21 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
 
 import jaxinfer
 import jaxinfer.jobs
-from jaxinfer.engine import build
 from jaxinfer.jobs.cli import app
-from tests.end_to_end.conftest import KeptPrograms
 from tests.repository.doc_blocks import RUN, Block, pages, read_blocks, read_page
 from tests.repository.tree import ROOT
-from tests.support.byte_tokenizer import save_byte_tokenizer
-from tests.support.tiny_models import write_tiny, write_tiny_gguf
+from tests.support.tiny_models import write_tiny_gguf
 
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
 SHELL_SIGNS = set("|<>&;$`*")
 QUICK = ("README.md",)  # the others are run by make test-all
-TINY_SETTINGS = {"max_position_embeddings": 2048, "eos_token_id": 256}
 
 
 def test_pages_are_read_as_the_comments_say() -> None:
@@ -78,48 +68,29 @@ def test_every_page_is_in_the_navigation() -> None:
     assert not [page for page in named if f": {page}\n" not in listed]
 
 
-@pytest.fixture(scope="module")
-def programs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In the place of the user's cache folder."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def kept_programs() -> Iterator[None]:
-    """Programs of equal engines are compiled once for all pages."""
-    with mock.patch.object(build, "compile_programs", KeptPrograms()):
-        yield
-
-
 @pytest.fixture
-def desk(tmp_path: Path, programs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, where the names of the demo models are tiny models."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(programs_folder))
-    for name in ("smollm2-135m", "gemma3-270m"):
-        write_tiny(tmp_path / name, **TINY_SETTINGS)
-        save_byte_tokenizer(tmp_path / name, chat_template=TEMPLATE)
-    write_tiny_gguf(tmp_path / "model.gguf", types={"ffn": "Q8_0"})
-    (tmp_path / "bin").mkdir()
-    shim = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m jaxinfer.jobs.cli "$@"\n'
-    (tmp_path / "bin" / "jaxinfer").write_text(shim)
-    (tmp_path / "bin" / "jaxinfer").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+def shell_desk(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The desk, with a GGUF file on it and `jaxinfer` as a command of the shell."""
+    write_tiny_gguf(desk / "model.gguf", types={"ffn": "Q8_0"})
+    command = desk / "bin" / "jaxinfer"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m jaxinfer.jobs.cli "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return tmp_path
+    return desk
 
 
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, marks=() if page in QUICK else pytest.mark.slow) for page in pages()],
 )
-def test_what_a_page_shows_can_be_run(page: str, desk: Path, kept_programs: None) -> None:
+def test_what_a_page_shows_can_be_run(page: str, shell_desk: Path) -> None:
     names: dict[str, Any] = {"__name__": page}
     try:
         for block in read_page(page):
             if block.file is not None:
-                (desk / block.file).write_text(block.text, encoding="utf-8")
+                (shell_desk / block.file).write_text(block.text, encoding="utf-8")
             elif block.language in RUN and block.not_run is None:
                 run_block(block, names)
     finally:

@@ -15,16 +15,13 @@ import pytest
 
 import jaxinfer
 from tests.repository.tree import ROOT, tracked_files
-from tests.support.byte_tokenizer import save_byte_tokenizer
 from tests.support.demo import demo_path
-from tests.support.tiny_models import write_tiny
 
 NOTEBOOKS = [path for path in tracked_files() if path.suffix == ".ipynb"]
 QUICK = "00_quickstart.ipynb"
 MAX_SECONDS = 120
 # What a notebook must not define or decide itself: it calls what is tested elsewhere.
 LOGIC = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.While)
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
 def code_cells(path: Path) -> list[str]:
@@ -75,14 +72,7 @@ def execute(path: Path) -> str:
     [pytest.param(p, marks=() if p.name == QUICK else pytest.mark.slow) for p in NOTEBOOKS],
     ids=names,
 )
-def test_notebooks_run_with_a_tiny_model(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name in ("smollm2-135m", "gemma3-270m"):  # what is on the disk comes before demo names
-        write_tiny(tmp_path / name, max_position_embeddings=1024, eos_token_id=256)
-        save_byte_tokenizer(tmp_path / name, chat_template=TEMPLATE)
+def test_notebooks_run_with_a_tiny_model(path: Path, desk: Path) -> None:
     if "plot" in "".join(code_cells(path)):
         pytest.importorskip("matplotlib", reason="the plot extra is not installed").use("Agg")
     assert execute(path)
