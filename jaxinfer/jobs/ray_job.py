@@ -224,9 +224,9 @@ class _RayJob:
         # A block a part: what is retried when an actor dies is a part, and any actor may take it.
         dataset = ray_data.from_items(items, override_num_blocks=len(items))
         dataset = dataset.map(lambda row: _read_part(row, limit))
-        return dataset.map(
-            PartWorker, fn_constructor_kwargs={"setup": setup}, **resources
-        ).iter_rows()
+        dataset = dataset.map(PartWorker, fn_constructor_kwargs={"setup": setup}, **resources)
+        dataset.context.enable_progress_bars = False  # the job has its own
+        return dataset.iter_rows()
 
     def _progress(self) -> Progress:
         facts = joined_facts(self._engines.values())
