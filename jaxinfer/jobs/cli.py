@@ -3,6 +3,7 @@
 Knows no model and imports no jax until a command needs it.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -162,6 +163,30 @@ def info(model: Model, engine: dict[str, Any], as_json: AsJson = False) -> None:
 
 @app.command()
 @with_options(engine=ENGINE_OPTIONS)
+def plan(
+    model: Annotated[str, typer.Argument(help="config.json, its folder, .gguf file or demo name.")],
+    engine: dict[str, Any],
+    target: Annotated[str, typer.Option(help="The GPU: h200, h100, b200 or a100.")] = "h200",
+    no_compile: Annotated[
+        bool, typer.Option("--no-compile", help="Memory and the decode floor only.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Plan an engine for a GPU that is not here: memory, programs, kernels, the decode floor.
+
+    Needs no weights, only config.json. Exits with 1 where it does not fit.
+    """
+    from jaxinfer.jobs.plan_command import plan_and_report
+
+    compile_programs = not no_compile
+    if not plan_and_report(
+        model, target, engine, compile_programs=compile_programs, as_json=as_json
+    ):
+        raise typer.Exit(1)
+
+
+@app.command()
+@with_options(engine=ENGINE_OPTIONS)
 def bench(
     model: Model,
     engine: dict[str, Any],
@@ -205,6 +230,9 @@ def demo(
 
 def main() -> None:
     """Entry point of the `jaxinfer` console script."""
+    # Without an NVIDIA device an installed CUDA plugin prints a traceback before jax takes the CPU.
+    if not Path("/dev/nvidia0").exists():
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     app(prog_name="jaxinfer")
 
 

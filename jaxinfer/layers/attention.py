@@ -7,38 +7,39 @@ from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.layers.linear import linear
 from jaxinfer.layers.norm import rms_norm
 from jaxinfer.layers.rope import RopeTable, apply_rope
-from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.paged_attention import Pages, paged_attention
 
 
 def paged_self_attention(
     x: jax.Array,
     weights: dict,
-    pages: tuple[jax.Array, jax.Array],
+    pages: tuple[Pages, Pages],
     slots: PageSlots,
     rope: RopeTable | None,
     *,
     config: ModelConfig,
     window: int,
     kernel: str,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    norm_kernel: str,
+) -> tuple[jax.Array, tuple[Pages, Pages]]:
     """One layer's attention; new keys and values go to the pages first, then pages are read.
 
     Args:
         x: [B, Q, E] – the normed input.
         weights: records q, k, v, o and, with `config.qk_norm`, scales q_norm and k_norm, [D] to
             norm each head or [H·D] and [K·D] to norm all heads together.
-        pages: the layer's key and value pages, each [P, K, S, D].
+        pages: the layer's key and value pages, each [P, K, S, D] or codes with their scales.
         slots: where each token is written and which pages each row reads.
         rope: the rotation of each token; None where nothing is turned.
         window: tokens a query sees; 0 for all.
-        kernel: implementation of the attention op.
+        kernel: implementation of the attention op. norm_kernel: of the norm of q and k.
 
     Returns:
         [B, Q, E] f32, and the pages with the new tokens.
     """
     with jax.named_scope("attention"):
-        q = _normed_heads(x, weights, "q", config.num_heads, config)
-        k = _normed_heads(x, weights, "k", config.num_kv_heads, config)
+        q = _normed_heads(x, weights, "q", config.num_heads, config, norm_kernel)
+        k = _normed_heads(x, weights, "k", config.num_kv_heads, config, norm_kernel)
         v = _heads(linear(x, weights["v"]), config.num_kv_heads)
         if rope is not None:
             q, k = apply_rope(q, rope), apply_rope(k, rope)
@@ -58,7 +59,7 @@ def paged_self_attention(
 
 
 def _normed_heads(
-    x: jax.Array, weights: dict, name: str, num_heads: int, config: ModelConfig
+    x: jax.Array, weights: dict, name: str, num_heads: int, config: ModelConfig, kernel: str
 ) -> jax.Array:
     """Queries or keys a head, normed where the family does."""
     out = linear(x, weights[name])
@@ -66,8 +67,8 @@ def _normed_heads(
         return _heads(out, num_heads)
     scale = weights[f"{name}_norm"]
     if scale.shape == out.shape[-1:]:
-        return _heads(rms_norm(out, scale, config.norm_eps), num_heads)
-    return rms_norm(_heads(out, num_heads), scale, config.norm_eps)
+        return _heads(rms_norm(out, scale, config.norm_eps, kernel), num_heads)
+    return rms_norm(_heads(out, num_heads), scale, config.norm_eps, kernel)
 
 
 def _heads(x: jax.Array, num_heads: int) -> jax.Array:

@@ -17,6 +17,7 @@ from jaxinfer.layers.linear import linear, matmul
 from jaxinfer.layers.mlp import gated_mlp
 from jaxinfer.layers.norm import rms_norm
 from jaxinfer.layers.rope import RopeTable, rope_table
+from pallas_kernels.paged_attention import Pages
 from pallas_kernels.rounding import rounded
 
 
@@ -72,7 +73,7 @@ def forward(
             )
         keys.append(pages[0])
         values.append(pages[1])
-    x = rms_norm(x, params["final_norm"], config.norm_eps)
+    x = rms_norm(x, params["final_norm"], config.norm_eps, geometry.norm_kernel)
     beyond = len(keys)
     return x, PagedKV(keys=(*keys, *cache.keys[beyond:]), values=(*values, *cache.values[beyond:]))
 
@@ -111,15 +112,15 @@ def logits(params: dict, hidden: jax.Array, config: ModelConfig) -> jax.Array:
 def _block(
     x: jax.Array,
     weights: dict,
-    pages: tuple[jax.Array, jax.Array],
+    pages: tuple[Pages, Pages],
     slots: PageSlots,
     rope: RopeTable | None,
     config: ModelConfig,
     window: int,
     geometry: Geometry,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+) -> tuple[jax.Array, tuple[Pages, Pages]]:
     out, pages = paged_self_attention(
-        _in_norm(x, weights, "attention_norm", config),
+        _in_norm(x, weights, "attention_norm", config, geometry),
         weights,
         pages,
         slots,
@@ -127,17 +128,27 @@ def _block(
         config=config,
         window=window,
         kernel=geometry.attention_kernel,
+        norm_kernel=geometry.norm_kernel,
     )
-    x = x + _out_norm(out, weights, "attention_out_norm", config).astype(x.dtype)
-    out = gated_mlp(_in_norm(x, weights, "mlp_norm", config), weights, config.activation)
-    return x + _out_norm(out, weights, "mlp_out_norm", config).astype(x.dtype), pages
+    x = x + _out_norm(out, weights, "attention_out_norm", config, geometry).astype(x.dtype)
+    normed = _in_norm(x, weights, "mlp_norm", config, geometry)
+    out = gated_mlp(normed, weights, config.activation)
+    return x + _out_norm(out, weights, "mlp_out_norm", config, geometry).astype(x.dtype), pages
 
 
-def _in_norm(x: jax.Array, weights: dict, name: str, config: ModelConfig) -> jax.Array:
+def _in_norm(
+    x: jax.Array, weights: dict, name: str, config: ModelConfig, geometry: Geometry
+) -> jax.Array:
     """A norm on what a sublayer reads; x itself in a family that norms only what is added."""
-    return rms_norm(x, weights[name], config.norm_eps) if name in weights else x
+    if name not in weights:
+        return x
+    return rms_norm(x, weights[name], config.norm_eps, geometry.norm_kernel)
 
 
-def _out_norm(out: jax.Array, weights: dict, name: str, config: ModelConfig) -> jax.Array:
+def _out_norm(
+    out: jax.Array, weights: dict, name: str, config: ModelConfig, geometry: Geometry
+) -> jax.Array:
     """A norm on what a sublayer adds; its last product must not merge with that addition."""
-    return rounded(rms_norm(out, weights[name], config.norm_eps)) if name in weights else out
+    if name not in weights:
+        return out
+    return rounded(rms_norm(out, weights[name], config.norm_eps, geometry.norm_kernel))
