@@ -33,7 +33,7 @@ from variants import (  # noqa: E402
     ratios,
     run_rounds,
 )
-from workload import WorkloadRow, load_workload  # noqa: E402
+from workload import load_workload  # noqa: E402
 
 VARIANTS = (
     Variant(name="baseline"),

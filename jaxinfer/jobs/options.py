@@ -99,7 +99,10 @@ ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "logprobs_mode": (str, "Log-probabilities: raw or processed."),
         "max_logprobs": (int, "The most that a request may ask for."),
         "use_generation_config": (bool, "Sampling defaults from generation_config.json."),
-        "speculative_config": (dict, """How tokens are drafted, as JSON: '{"method": "ngram"}', '{"model": "PATH"}'."""),
+        "speculative_config": (
+            dict,
+            """How tokens are drafted, as JSON: '{"method": "ngram"}', '{"model": "PATH"}'.""",
+        ),
         "kernels": (str, "Implementation of the ops: auto or reference."),
         "strict": (bool, "A failing request ends the command."),
         "compilation_cache_dir": (str, "Where compiled programs are kept; auto by default."),
