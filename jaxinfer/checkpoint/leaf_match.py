@@ -1,8 +1,9 @@
 """HOST. What fills which leaf: settled and checked before any weight is read.
 
 Every leaf is filled by exactly one tensor, or by the tensors of one quantized matrix, and every
-tensor fills exactly one leaf; a tensor that nothing takes is an error. Reads no weights, except to
-compare a tied head with its embedding; quantized matrices look at zero points and group numbers.
+tensor fills exactly one leaf, or several by parts; a tensor that nothing takes is an error. Reads
+no weights, except to compare a tied head with its embedding; quantized matrices look at zero points
+and group numbers.
 """
 
 import math
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jaxinfer.checkpoint.leaf_rows import take_rows
 from jaxinfer.checkpoint.leaf_source import FloatMatrix, LeafSource, PlainTensor
 from jaxinfer.checkpoint.quant_formats.quant_format import QuantFormat
 from jaxinfer.checkpoint.tensor_file import CheckpointKind, TensorInfo, TensorSource
@@ -18,6 +20,7 @@ from jaxinfer.errors import CheckpointError, UnsupportedError
 from jaxinfer.models.spec import Leaf
 
 ROPE_DIVISORS = "rope_freqs.weight"
+ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 _HF_HEAD = "lm_head.weight"
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 _INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F8_E8M0")
@@ -52,10 +55,13 @@ def match_leaves(
         taken |= quant_format.extra_tensors()
         taken |= _zero_biases(tensors, quantized)
     _refuse_leftovers(set(infos) - taken, names, config, tensors, str(place))
-    return {
-        leaf: quantized.get(leaf) or PlainTensor(info=infos[names[leaf]], source=tensors)
-        for leaf in leaves
-    }
+    whole = {leaf: PlainTensor(info=infos[name], source=tensors) for leaf, name in plain.items()}
+    return {leaf: _part(leaf, quantized.get(leaf) or whole[leaf]) for leaf in leaves}
+
+
+def _part(leaf: Leaf, source: LeafSource) -> LeafSource:
+    """What of a tensor fills the leaf."""
+    return take_rows(source, leaf.first_row, leaf.shape[0]) if leaf.stored_rows else source
 
 
 def _quantized(
@@ -64,7 +70,7 @@ def _quantized(
     found = {}
     for leaf, name in names.items() if quant_format is not None else ():
         if leaf.role == "matrix" and quant_format is not None:
-            shape = leaf.shape[0], leaf.shape[1]
+            shape = leaf.stored_shape[0], leaf.stored_shape[1]
             matrix = quant_format.matrix(name.removesuffix(".weight"), shape)
             if matrix is not None:
                 found[leaf] = matrix
@@ -88,20 +94,21 @@ def _tied_names(names: Mapping[Leaf, str], infos: Mapping[str, TensorInfo]) -> d
 
 
 def _refuse_missing(names: Mapping[Leaf, str], infos: Mapping[str, TensorInfo], place: str) -> None:
-    missing = [name for name in names.values() if name not in infos]
+    wanted = dict.fromkeys(names.values())
+    missing = [name for name in wanted if name not in infos]
     if missing:
         raise CheckpointError(
-            f"{place} lacks {len(missing)} of the {len(names)} tensors that its config asks for: "
+            f"{place} lacks {len(missing)} of the {len(wanted)} tensors that its config asks for: "
             f"{_some(missing)}; fetch it again, or mend the config (a missing tensor is never made "
             "up)"
         )
 
 
 def _check_tensor(leaf: Leaf, info: TensorInfo) -> None:
-    if info.shape != leaf.shape:
+    if info.shape != leaf.stored_shape:
         raise CheckpointError(
             f"tensor {info.name!r} in {info.file} has shape {list(info.shape)}, the config asks "
-            f"for {list(leaf.shape)}; config and weights are not of the same model"
+            f"for {list(leaf.stored_shape)}; config and weights are not of the same model"
         )
     if info.dtype_name in _INTEGERS:
         raise UnsupportedError(
@@ -120,6 +127,8 @@ def _refuse_leftovers(
     left = {name for name in left if not name.endswith("rotary_emb.inv_freq")}
     if any(rope.divisors for rope in config.ropes):
         left.discard(ROPE_DIVISORS)
+    if any(rope.long_divisors for rope in config.ropes):
+        left -= {ROPE_SHORT, ROPE_LONG}
     if config.tie_embeddings and _HF_HEAD in left:
         embedding = next(name for leaf, name in names.items() if leaf.role == "embedding")
         _refuse_other_head(tensors, embedding)

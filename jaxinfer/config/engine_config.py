@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from jaxinfer.config.kv_cache_dtype import KV_CACHE_DTYPES, KvCacheDtype
 from jaxinfer.config.option_names import Planned, accepted_options
 from jaxinfer.config.quantization import (
     ACTIVATIONS,
@@ -19,14 +20,14 @@ from jaxinfer.errors import ConfigError, UnsupportedError
 
 _CHOICES = {
     "dtype": ("auto", "bfloat16", "float32"),
-    "kv_cache_dtype": ("auto", "bfloat16", "float32"),
+    "kv_cache_dtype": KV_CACHE_DTYPES,
     "weights": WEIGHT_FORMS,
     "activations": ACTIVATIONS,
     "admission": ("reserve", "optimistic"),
     "preemption": ("swap", "recompute"),
     "scheduling_policy": ("fcfs", "priority"),
     "logprobs_mode": ("raw", "processed"),
-    "kernels": ("auto", "reference"),
+    "kernels": ("auto", "reference", "mosaic", "simulated"),
 }
 _COUNTS = {  # None or at least 1 → what None means
     "max_model_len": "decide",
@@ -56,7 +57,7 @@ _POWERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 _PLANNED = {
     "enable_lora": Planned("LoRA", (None, False)),
 }
-_PLANNED_VALUES = {"kernels": ("mosaic", "triton")}
+_PLANNED_VALUES = {"kernels": ("triton",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,9 @@ class EngineConfig:
     """The engine's settings; names as in vLLM where it has them. None means "decide".
 
     dtype: of the weights; "auto" is bfloat16 (on a CPU with float32 activations).
-    kv_cache_dtype: of the pages; "auto" is the activations'.
+    kv_cache_dtype: of the pages; "auto" is the activations'. "int8" has a scale for each token and
+        head, "fp8" the checkpoint's fixed scales (1 where it has none); "int8_key_only" leaves
+        values as "auto" has them.
     quantization: rounds the linear layers at load: "int8", "int4" or "fp8", or a mapping of
         `Quantization`'s fields; None leaves them as the checkpoint has them.
     weights: quantized ones stay "packed", or are "dequantized" at load; "auto" is what is fastest
@@ -98,7 +101,9 @@ class EngineConfig:
     max_logprobs: the most that a request may ask for, up to 20.
     use_generation_config: sampling defaults come from the checkpoint's generation_config.json.
     speculative_config: how tokens are drafted ahead (a mapping is taken too); None is not at all.
-    kernels: implementation of the ops.
+    kernels: implementation of the ops: "reference" is plain XLA, "mosaic" the kernels for Hopper
+        GPUs, "simulated" those on a CPU (slow, for tests). One that cannot serve the model or the
+        device is refused; "auto" takes the best that can.
     seed: the engine's seed, from which requests without one draw theirs.
     strict: a failing request raises instead of giving a row with an error.
     compilation_cache_dir: of compiled programs; "auto" is the user's cache folder, None is off.
@@ -106,7 +111,7 @@ class EngineConfig:
     """
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    kv_cache_dtype: KvCacheDtype = "auto"
     quantization: str | Mapping[str, Any] | Quantization | None = None
     weights: Literal["auto", "packed", "dequantized"] = "auto"
     activations: Literal["float", "checkpoint"] = "float"
@@ -132,7 +137,7 @@ class EngineConfig:
     max_logprobs: int = MAX_LOGPROBS
     use_generation_config: bool = False
     speculative_config: SpeculativeConfig | None = None
-    kernels: Literal["auto", "reference"] = "auto"
+    kernels: Literal["auto", "reference", "mosaic", "simulated"] = "auto"
     seed: int | None = None
     strict: bool = False
     compilation_cache_dir: str | None = "auto"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxinfer.config.engine_config import EngineConfig
+from jaxinfer.config.kv_cache_dtype import array_dtype, page_kinds, token_bytes
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import CapacityError, ConfigError
 
@@ -65,7 +66,9 @@ class Geometry:
     null page included) have one entry a group, `layer_groups` one a layer. swap_pages: pages of
     each group that are swapped at once, 0 where none ever are. draft_tokens (J), 0 without
     speculation; verify_widths: rows of each verify program, ascending; draft_layer_groups: the
-    cache group of each layer of a draft model that has pages of its own.
+    cache group of each layer of a draft model that has pages of its own. kv_dtype: a name of
+    `KV_CACHE_DTYPES` but "auto". kv_scales: of an fp8 cache, for each layer the fixed scales of its
+    keys and of its values, one or one a kv head; empty where all are 1.
     """
 
     max_model_len: int
@@ -88,16 +91,28 @@ class Geometry:
     verify_widths: tuple[int, ...] = ()
     draft_layer_groups: tuple[int, ...] = ()
     logprobs_mode: Literal["raw", "processed"] = "raw"
+    kv_scales: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()
+    norm_kernel: str = "auto"
 
     @property
-    def page_dtype(self) -> str:
-        """What a page array is made of: the KV dtype, or "uint16" for the bits of bfloat16.
+    def page_kinds(self) -> tuple[str, str]:
+        """What keys and values are kept as."""
+        return page_kinds(self.kv_dtype, self.activation_dtype)
+
+    @property
+    def pages_hold_bits(self) -> bool:
+        """Whether page arrays hold the bits of small floats as unsigned integers.
 
         A CPU (the place with float32 activations) widens a gather or scatter of bfloat16 to
         float32, and all pages with it; integers it leaves alone.
         """
-        as_bits = self.kv_dtype == "bfloat16" and self.activation_dtype == "float32"
-        return "uint16" if as_bits else self.kv_dtype
+        return self.activation_dtype == "float32"
+
+    @property
+    def page_dtypes(self) -> tuple[str, str]:
+        """Dtypes of the arrays that hold keys and values."""
+        key, value = (array_dtype(kind, as_bits=self.pages_hold_bits) for kind in self.page_kinds)
+        return key, value
 
     @property
     def cache_groups(self) -> tuple[int, ...]:
@@ -128,13 +143,12 @@ def plan_geometry(
         CapacityError: the weights, or one request of max_model_len, do not fit.
     """
     max_len = _max_model_len(ask, model)
-    page, chunk, slots = _sizes(ask, device)
-    windows, groups = _cache_groups(model)
-    drafted = _draft_groups(windows, drafts.model)
+    page, chunk, rows, slots = _sizes(ask, device)
+    windows, groups, drafted = _cache_groups(model, drafts.model)
     weight, activation, kv = _dtypes(ask, device)
-    rows = _prefill_rows(ask, chunk)
     needs = tuple(pages_needed(max_len, page, window, chunk * rows[-1]) for window in windows)
-    page_bytes = _group_page_bytes((model, groups), (drafts.model, drafted), page=page, kv_dtype=kv)
+    kinds = page_kinds(kv, activation)
+    page_bytes = _group_page_bytes((model, groups), (drafts.model, drafted), page=page, kinds=kinds)
     weights = weights_bytes(model, weight, packed, drafts)
     budget = _pool_budget(ask, device, weights, _request_bytes(needs, page_bytes))
     return Geometry(
@@ -153,6 +167,7 @@ def plan_geometry(
         activation_dtype=activation,
         kv_dtype=kv,
         attention_kernel=ask.kernels,
+        norm_kernel=ask.kernels,
         swap_pages=_swap_pages(ask),
         logprobs_mode=ask.logprobs_mode,
         draft_tokens=_draft_tokens(ask, max_len),
@@ -187,9 +202,12 @@ def weights_bytes(
     return floats * DTYPE_BYTES[weight_dtype] + packed.num_bytes + drafts.packed_bytes
 
 
-def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
-    """Bytes that one token keeps in one layer: a key and a value a kv head."""
-    return 2 * model.num_kv_heads * model.head_dim * DTYPE_BYTES[kv_dtype]
+def kv_token_bytes(model: ModelConfig, kinds: tuple[str, str]) -> int:
+    """Bytes that one token keeps in one layer: a key and a value a kv head, with their scales.
+
+    kinds: what keys and what values are kept as (`Geometry.page_kinds`).
+    """
+    return model.num_kv_heads * sum(token_bytes(kind, model.head_dim) for kind in kinds)
 
 
 def cache_bytes(model: ModelConfig, geometry: Geometry, draft: ModelConfig | None = None) -> int:
@@ -198,7 +216,7 @@ def cache_bytes(model: ModelConfig, geometry: Geometry, draft: ModelConfig | Non
         (model, geometry.layer_groups),
         (draft, geometry.draft_layer_groups),
         page=geometry.page_tokens,
-        kv_dtype=geometry.kv_dtype,
+        kinds=geometry.page_kinds,
     )
     return sum(count * size for count, size in zip(geometry.num_pages, page_bytes, strict=True))
 
@@ -212,19 +230,17 @@ def _check_threshold(ask: EngineConfig, chunk: int) -> None:
         )
 
 
-def _sizes(ask: EngineConfig, device: Device) -> tuple[int, int, int]:
-    """(tokens a page, tokens a chunk, slots)."""
+def _sizes(ask: EngineConfig, device: Device) -> tuple[int, int, tuple[int, ...], int]:
+    """(tokens a page, tokens a chunk, chunks a prefill step, slots)."""
     tokens, slots = (64, 32) if device.platform == "cpu" else (128, 64)
-    return (
-        ask.block_size or tokens,
-        ask.prefill_chunk_tokens or tokens,
-        ask.max_num_seqs or slots,
-    )
+    chunk = ask.prefill_chunk_tokens or tokens
+    rows = _prefill_rows(ask, chunk)
+    return ask.block_size or tokens, chunk, rows, ask.max_num_seqs or slots
 
 
 def _max_model_len(ask: EngineConfig, model: ModelConfig) -> int:
     if ask.max_model_len is None:
-        return min(model.max_position, 8192)
+        return min(model.default_context, 8192)
     if ask.max_model_len > model.max_position:
         raise ConfigError(
             f"max_model_len={ask.max_model_len} is more than the model's {model.max_position} "
@@ -235,7 +251,7 @@ def _max_model_len(ask: EngineConfig, model: ModelConfig) -> int:
 
 def _dtypes(ask: EngineConfig, device: Device) -> tuple[str, str, str]:
     """(weights, activations, pages). A CPU computes in float32 faster than in bfloat16."""
-    on_cpu = device.platform == "cpu"
+    on_cpu = device.platform == "cpu" and ask.kernels != "simulated"  # those take bfloat16
     weight = "bfloat16" if ask.dtype == "auto" else ask.dtype
     activation = "float32" if on_cpu or weight == "float32" else "bfloat16"
     kv = activation if ask.kv_cache_dtype == "auto" else ask.kv_cache_dtype
@@ -284,10 +300,11 @@ def _verify_widths(ask: EngineConfig, slots: int, device: Device) -> tuple[int, 
     return tuple(sorted({widths[0], widest}))
 
 
-def _cache_groups(model: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The window of each cache group, and the group of each layer."""
+def _cache_groups(model: ModelConfig, draft: ModelConfig | None) -> tuple[tuple[int, ...], ...]:
+    """The window of each cache group, and the group of each layer of the model and the draft's."""
     windows = tuple(sorted(set(model.windows)))
-    return windows, tuple(windows.index(window) for window in model.windows)
+    groups = tuple(windows.index(window) for window in model.windows)
+    return windows, groups, _draft_groups(windows, draft)
 
 
 def _draft_groups(windows: tuple[int, ...], draft: ModelConfig | None) -> tuple[int, ...]:
@@ -311,7 +328,7 @@ def _draft_groups(windows: tuple[int, ...], draft: ModelConfig | None) -> tuple[
 
 
 def _group_page_bytes(
-    *models: tuple[ModelConfig | None, tuple[int, ...]], page: int, kv_dtype: str
+    *models: tuple[ModelConfig | None, tuple[int, ...]], page: int, kinds: tuple[str, str]
 ) -> tuple[int, ...]:
     """Bytes of a page of each cache group: that of all layers in it, of all models.
 
@@ -320,7 +337,7 @@ def _group_page_bytes(
     num_groups = 1 + max(group for _, groups in models for group in groups)
     return tuple(
         sum(
-            groups.count(group) * page * kv_token_bytes(model, kv_dtype)
+            groups.count(group) * page * kv_token_bytes(model, kinds)
             for model, groups in models
             if model is not None
         )

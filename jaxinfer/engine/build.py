@@ -1,7 +1,6 @@
 """JOINT. The only place that assembles an engine; "auto" settings are resolved and logged here."""
 
 import logging
-import math
 import os
 import secrets
 import time
@@ -31,9 +30,12 @@ from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.quantization import quantization_from
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.engine.arguments import default_params
+from jaxinfer.engine.device import find_device
 from jaxinfer.engine.draft_model import DraftModel, by_leaf, open_draft
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.intake import Intake
+from jaxinfer.engine.kernels import decide_kernels, kernels_of_weights
+from jaxinfer.engine.kv_scales import LayerScales, fixed_kv_scales
 from jaxinfer.engine.memory_plan import MemoryPlan
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.trace import open_timeline
@@ -46,7 +48,6 @@ from jaxinfer.speculation.control import ModelDrafter, NgramDrafter
 from jaxinfer.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxinfer.text.tokenizer import Tokenizer, tokenizer_from_folder
 from pallas_kernels.dispatch import Platform
-from pallas_kernels.paged_attention import resolve_implementation
 
 _log = logging.getLogger("jaxinfer")
 
@@ -92,8 +93,9 @@ def build_engine(
     drafting = draft.config if draft else None
     needs = draft.needs if draft else NO_DRAFTS
     geometry = decide_geometry(ask, config, device, storage.share, drafts=needs)
+    geometry = replace(geometry, kv_scales=_kv_scales(geometry, checkpoint))
     defaults = default_params(checkpoint.generation_config, wanted=ask.use_generation_config)
-    shapes = _shapes(checkpoint, geometry, storage, draft)
+    shapes = kernels_of_weights(_shapes(checkpoint, geometry, storage, draft), ask, geometry)
     _check_room(_num_bytes(shapes), cache_bytes(config, geometry, drafting), device)
     with counted_compiles(compiles or CompileLog()):
         programs = compile_programs(shapes, config, geometry, drafting, show_progress=show_progress)
@@ -102,7 +104,7 @@ def build_engine(
     intake = _intake(ask, checkpoint, text, geometry)
     timeline = open_timeline(ask.trace)
     with _closed_on_error(timeline):
-        runner, metrics = _load(checkpoint, storage, draft, programs, geometry, show_progress)
+        runner, metrics = _load(ask, checkpoint, storage, draft, programs, geometry, show_progress)
     engine = Engine(
         ask=ask,
         intake=intake,
@@ -113,6 +115,11 @@ def build_engine(
     )
     parts = {"checkpoint": checkpoint, "geometry": geometry, "memory": memory}
     return Built(engine=engine, default_params=defaults, **parts)
+
+
+def _kv_scales(geometry: Geometry, checkpoint: Checkpoint) -> tuple[LayerScales, ...]:
+    found = checkpoint.quant_format.kv_scales if checkpoint.quant_format else {}
+    return fixed_kv_scales(geometry.kv_dtype, checkpoint.config, found)
 
 
 def _shapes(
@@ -173,13 +180,14 @@ def _closed_on_error(timeline: Any) -> Iterator[None]:
 def _report(geometry: Geometry, storage: Storage, memory: MemoryPlan) -> None:
     _log.info("weights = %r: %s", storage.form, storage.reason)
     for setting in fields(geometry):
-        if setting.name != "layer_groups":
+        if setting.name not in ("layer_groups", "kv_scales"):  # as many as there are layers
             _log.info("%s = %r", setting.name, getattr(geometry, setting.name))
     for line in memory.lines():
         _log.info(line)
 
 
 def _load(
+    ask: EngineConfig,
     checkpoint: Checkpoint,
     storage: Storage,
     draft: DraftModel | None,
@@ -203,7 +211,7 @@ def _load(
             params["draft"] = draft.load(leaves, dtype, show_progress=show_progress)
         seconds = time.perf_counter() - start
         metrics = EngineMetrics(model_load_seconds=seconds, num_programs=len(programs.named()))
-        return Runner(params, programs, geometry), metrics
+        return Runner(kernels_of_weights(params, ask, geometry), programs, geometry), metrics
     except BaseException:
         for leaf in jax.tree.leaves(params):
             leaf.delete()  # twice is harmless
@@ -221,7 +229,7 @@ def storage_for(ask: EngineConfig, checkpoint: Checkpoint, device: Device) -> St
         weights=ask.weights,
         activations=ask.activations,
         quantization=quantization_from(ask.quantization),
-        platform=device.platform,
+        platform="gpu" if ask.kernels == "simulated" else device.platform,
     )
 
 
@@ -244,57 +252,7 @@ def decide_geometry(
         ConfigError, CapacityError: as `plan_geometry`.
     """
     planned = plan_geometry(ask, model, device, packed, drafts)
-    pages = (planned.num_pages[0], model.num_kv_heads, planned.page_tokens, model.head_dim)
-    kernel = resolve_implementation(
-        planned.attention_kernel,
-        {
-            "q": (planned.num_slots, 1, model.num_heads, model.head_dim),
-            "k_pages": pages,
-            "v_pages": pages,
-        },
-        {
-            "q": planned.activation_dtype,
-            "k_pages": planned.page_dtype,
-            "v_pages": planned.page_dtype,
-        },
-        platform,
-    )
-    return replace(planned, attention_kernel=kernel)
-
-
-def find_device() -> Device:
-    """The device that an engine of this process runs on, and its free memory."""
-    device = jax.devices()[0]
-    if device.platform == "cpu":
-        return Device(platform="cpu", free_bytes=_free_host_bytes())
-    stats = device.memory_stats() or {}
-    return Device(
-        platform="gpu", free_bytes=stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
-    )
-
-
-def _free_host_bytes() -> int:
-    """Available memory of the host, or of the control group that this process may use."""
-    return int(min(_available_bytes(), _group_bytes()))
-
-
-def _group_bytes() -> float:
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return math.inf  # no limit that can be read
-    return math.inf if limit == "max" else int(limit) - used
-
-
-def _available_bytes() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux: half of what is installed is a safe guess
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return decide_kernels(planned, ask, model, platform)
 
 
 def _cache_folder(setting: str | None) -> Path | None:

@@ -50,7 +50,8 @@ def describe_model(model: str, **engine_options: Any) -> ModelInfo:
     """
     ask = engine_config(**engine_options)
     from jaxinfer.checkpoint.checkpoint import open_checkpoint
-    from jaxinfer.engine.build import decide_geometry, find_device, storage_for
+    from jaxinfer.engine.build import decide_geometry, storage_for
+    from jaxinfer.engine.device import find_device
 
     checkpoint = open_checkpoint(model)
     device, plan, obstacle = find_device(), {}, None
@@ -110,7 +111,7 @@ def describe_device(device: Device) -> Section:
 
 def describe_plan(config: ModelConfig, geometry: Geometry) -> Section:
     """What an engine would be made of; the KV cache grows by kv_bytes_a_token."""
-    token = kv_token_bytes(config, geometry.kv_dtype) * config.num_layers
+    token = kv_token_bytes(config, geometry.page_kinds) * config.num_layers
     return {
         "weight_dtype": geometry.weight_dtype,
         "activation_dtype": geometry.activation_dtype,

@@ -60,7 +60,10 @@ JOB_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
     {
         "seed": (int, "Lines without a seed get theirs from it and their id; 0."),
         "served_model_name": (list[str], "A name that lines call the model by (may be repeated)."),
-        "include": (list[str], "In results: token_ids, seed or fingerprint (may be repeated)."),
+        "include": (
+            list[str],
+            "In results: token_ids, seed, fingerprint, metrics (may be repeated).",
+        ),
         "ordered": (bool, "Sort the finished output by the input."),
         "shard": (str, "i/n: every n-th line from the i-th, counted from 0."),
         "force": (bool, "Drop results whose line, model or parameters changed, and run them."),
@@ -70,6 +73,16 @@ JOB_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "metrics_port": (int, "Serve metrics for Prometheus there."),
     }
 )
+# On a Ray cluster: arguments of `ray_batch`, and whether there is to be one.
+RAY_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
+    {
+        "ray": (bool, "Run on the Ray cluster at hand, or on this machine; --output is a folder."),
+        "num_engines": (int, "Engines, one an actor; 1."),
+        "gpus_per_engine": (float, "GPUs of each, a part of one too; 0."),
+        "cpus_per_engine": (float, "CPU cores of each; 1."),
+        "part_lines": (int, "Lines that an engine is handed at once; 512."),
+    }
+)
 # All fields of EngineConfig but the seed: --seed is the request's.
 ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
     {
@@ -77,7 +90,10 @@ ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "quantization": (str, "Round the linear layers at load: int8, int4 or fp8."),
         "weights": (str, "Quantized weights: auto, packed or dequantized."),
         "activations": (str, "Inputs of packed layers: float, or checkpoint to round them."),
-        "kv_cache_dtype": (str, "Numbers of the KV cache: auto, bfloat16 or float32."),
+        "kv_cache_dtype": (
+            str,
+            "Numbers of the KV cache: auto, bfloat16, float32, int8, fp8, int8_key_only.",
+        ),
         "max_model_len": (int, "Tokens a request may hold, prompt and output."),
         "max_num_seqs": (int, "Slots: requests that run together."),
         "block_size": (int, "Tokens in a page of the KV cache; a power of two."),
@@ -103,7 +119,7 @@ ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
             dict,
             """How tokens are drafted, as JSON: '{"method": "ngram"}', '{"model": "PATH"}'.""",
         ),
-        "kernels": (str, "Implementation of the ops: auto or reference."),
+        "kernels": (str, "Implementation of the ops: auto, reference, mosaic or simulated."),
         "strict": (bool, "A failing request ends the command."),
         "compilation_cache_dir": (str, "Where compiled programs are kept; auto by default."),
         "trace": (str, "A file that gets a timeline of the host loop."),

@@ -17,6 +17,7 @@ from jaxinfer.layers.linear import linear, matmul
 from jaxinfer.layers.mlp import gated_mlp
 from jaxinfer.layers.norm import rms_norm
 from jaxinfer.layers.rope import RopeTable, rope_table
+from pallas_kernels.paged_attention import Pages
 from pallas_kernels.rounding import rounded
 
 
@@ -47,7 +48,10 @@ def forward(
     """
     num_tokens = rows.tokens.shape[1]
     positions = rows.starts[:, None] + jnp.arange(num_tokens, dtype=jnp.int32)[None, :]
-    ropes = [rope_table(rope, positions, config.head_dim) for rope in config.ropes]
+    ropes = [
+        rope_table(rope, positions, config.head_dim, geometry.max_model_len)
+        for rope in config.ropes
+    ]
     slots = [
         page_slots(table, rows.starts, rows.lengths, num_tokens, geometry.page_tokens)
         for table in rows.tables
@@ -55,20 +59,21 @@ def forward(
     x = embed(params["embedding"], rows.tokens, config, geometry)
     keys, values = [], []
     for layer, weights in enumerate(params["layers"]):
+        rope = config.layer_ropes[layer]
         with jax.named_scope(f"layer_{layer}"):
             x, pages = _block(
                 x,
                 weights,
                 (cache.keys[layer], cache.values[layer]),
                 slots[geometry.layer_groups[layer]],
-                ropes[config.layer_ropes[layer]],
+                None if rope is None else ropes[rope],
                 config,
                 config.windows[layer],
                 geometry,
             )
         keys.append(pages[0])
         values.append(pages[1])
-    x = rms_norm(x, params["final_norm"], config.norm_eps)
+    x = rms_norm(x, params["final_norm"], config.norm_eps, geometry.norm_kernel)
     beyond = len(keys)
     return x, PagedKV(keys=(*keys, *cache.keys[beyond:]), values=(*values, *cache.values[beyond:]))
 
@@ -107,16 +112,15 @@ def logits(params: dict, hidden: jax.Array, config: ModelConfig) -> jax.Array:
 def _block(
     x: jax.Array,
     weights: dict,
-    pages: tuple[jax.Array, jax.Array],
+    pages: tuple[Pages, Pages],
     slots: PageSlots,
-    rope: RopeTable,
+    rope: RopeTable | None,
     config: ModelConfig,
     window: int,
     geometry: Geometry,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    normed = rms_norm(x, weights["attention_norm"], config.norm_eps)
+) -> tuple[jax.Array, tuple[Pages, Pages]]:
     out, pages = paged_self_attention(
-        normed,
+        _in_norm(x, weights, "attention_norm", config, geometry),
         weights,
         pages,
         slots,
@@ -124,13 +128,27 @@ def _block(
         config=config,
         window=window,
         kernel=geometry.attention_kernel,
+        norm_kernel=geometry.norm_kernel,
     )
-    x = x + _out_norm(out, weights, "attention_out_norm", config).astype(x.dtype)
-    normed = rms_norm(x, weights["mlp_norm"], config.norm_eps)
+    x = x + _out_norm(out, weights, "attention_out_norm", config, geometry).astype(x.dtype)
+    normed = _in_norm(x, weights, "mlp_norm", config, geometry)
     out = gated_mlp(normed, weights, config.activation)
-    return x + _out_norm(out, weights, "mlp_out_norm", config).astype(x.dtype), pages
+    return x + _out_norm(out, weights, "mlp_out_norm", config, geometry).astype(x.dtype), pages
 
 
-def _out_norm(out: jax.Array, weights: dict, name: str, config: ModelConfig) -> jax.Array:
+def _in_norm(
+    x: jax.Array, weights: dict, name: str, config: ModelConfig, geometry: Geometry
+) -> jax.Array:
+    """A norm on what a sublayer reads; x itself in a family that norms only what is added."""
+    if name not in weights:
+        return x
+    return rms_norm(x, weights[name], config.norm_eps, geometry.norm_kernel)
+
+
+def _out_norm(
+    out: jax.Array, weights: dict, name: str, config: ModelConfig, geometry: Geometry
+) -> jax.Array:
     """A norm on what a sublayer adds; its last product must not merge with that addition."""
-    return rounded(rms_norm(out, weights[name], config.norm_eps)) if name in weights else out
+    if name not in weights:
+        return out
+    return rounded(rms_norm(out, weights[name], config.norm_eps, geometry.norm_kernel))

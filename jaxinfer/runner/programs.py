@@ -4,6 +4,7 @@ Knows which functions there are and their shapes; runs none of them.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -91,6 +92,18 @@ def compile_programs(
     )
 
 
+def program_sources(
+    params: Any, config: ModelConfig, geometry: Geometry, draft: ModelConfig | None = None
+) -> dict[str, ProgramSource]:
+    """What `compile_programs` compiles, by the names of `Programs.named`."""
+    steps = _step_sources(params, config, geometry, draft)
+    small = _small_sources(params, config, geometry, draft)
+    return {
+        f"{kind}_step {'R' if kind == 'prefill' else 'W'}={rows}": source
+        for (kind, rows), source in steps.items()
+    } | {f"{name}_step": source for name, source in small.items()}
+
+
 def _step_sources(
     params: Any, config: ModelConfig, geometry: Geometry, draft: ModelConfig | None
 ) -> dict[tuple[str, int], ProgramSource]:
@@ -158,10 +171,8 @@ def _small_sources(
 
 def _swap_sources(cache: PagedKV, geometry: Geometry) -> dict[str, ProgramSource]:
     pages = _ints(len(geometry.group_windows), geometry.swap_pages)
-    content = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((geometry.swap_pages, *leaf.shape[1:]), leaf.dtype), cache
-    )
     static = {"geometry": geometry}
+    content = jax.eval_shape(partial(swap_out_step, **static), cache, pages)
     return {
         "swap_out": ProgramSource(function=swap_out_step, arguments=(cache, pages), static=static),
         "swap_in": ProgramSource(

@@ -295,3 +295,14 @@ def test_the_loss_of_a_batch_job_is_of_the_median_pair() -> None:
     pairs = [(10.0, 10.2), (10.0, 13.0), (20.0, 20.6)]
     summary = load_script("batch_job").summarize(pairs)
     assert summary["loss_percent"] == 3.0 and summary["ratios"] == [1.02, 1.3, 1.03]
+
+
+def test_what_a_draw_costs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = load_script("draw")
+    monkeypatch.setattr(bench, "KINDS", {"top_k": {"temperature": 1.0, "top_k": 4}})
+    bench.main(["--rows", "2", "--vocab-size", "64", "--repeats", "2"])
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert list(results) == ["noise", "noise of jax.random", "top_k, flat", "top_k, peaked"]
+    assert all(one["ms"] > 0 and one["first_s"] > 0 for one in results.values())
