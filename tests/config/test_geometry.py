@@ -245,8 +245,9 @@ def test_a_draft_model_that_looks_back_further_is_refused() -> None:
 def test_pages_and_weights_of_a_draft_model_are_planned() -> None:
     """The pool holds fewer pages: those of both models come from one budget."""
     draft = model_config(windows=(0,))  # half as many layers
+    small = Device(platform="gpu", free_bytes=1 << 28)
     alone, both = (
-        plan_geometry(EngineConfig(max_num_seqs=10_000), model_config(), GPU, drafts=needs)
+        plan_geometry(EngineConfig(max_num_seqs=10_000), model_config(), small, drafts=needs)
         for needs in (DraftNeeds(), DraftNeeds(num_floats=1 << 20, packed_bytes=5, model=draft))
     )
     assert both.num_pages[0] == pytest.approx(alone.num_pages[0] / 1.5, rel=0.01)
