@@ -70,6 +70,12 @@ class Program:
     computations: Mapping[str, Computation]
     entry: str
 
+    @property
+    def num_launches(self) -> int:
+        """Of the program's straight line: what conditions and loops run is left out."""
+        lines = self.computations[self.entry].values()
+        return sum(1 for one in lines if one.opcode in _KERNELS)
+
     def kernels_of_layer(self, layer: int) -> int:
         """Launches that belong to one layer of the model."""
         lines = self.computations[self.entry].values()

@@ -5,12 +5,12 @@ read what comes out; decides nothing itself. The compiler is told by an environm
 to write: in a process of its own (`plan_process`) nobody else sees that.
 """
 
-import os
+import functools
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.targets import GpuTarget, gpu_target
 from jaxinfer.errors import CheckpointError, UnsupportedError
 from jaxinfer.jobs.hlo_text import count_traffic, parse_program
+from jaxinfer.jobs.kernel_report import dumped_kernels, read_kernels
 from jaxinfer.jobs.plan_records import (
     RESERVED_BYTES,
     KernelPlan,
@@ -35,7 +36,6 @@ from jaxinfer.jobs.plan_records import (
     decode_loads,
 )
 
-_DUMP_FOLDER = "MOSAIC_GPU_DUMP_TO"  # read by the compiler, for as long as it runs
 _WITHOUT_ARGUMENTS = "init_step"
 _KERNEL_LINE = re.compile(r"^( *)\d+: (k\w+)")
 
@@ -195,23 +195,30 @@ def _compile(
 
     sources = program_sources(engine.params, engine.config, engine.geometry)
     del sources[_WITHOUT_ARGUMENTS]  # it has no place to be compiled for
-    programs = []
-    with _dumped_kernels() as dumps:
+    with dumped_kernels() as dumps, ThreadPoolExecutor(max_workers=1) as compiler:
+        futures = []
         for number, (name, source) in enumerate(sources.items()):
-            report(number, len(sources), name)
+            start = time.perf_counter()
             placed = replace(source, arguments=place_on_target(target, source.arguments))
-            programs.append(_program_plan(name, placed, engine))
-        kernels = {_kernel_plan(path) for path in sorted(dumps.glob("*.ptxas"))}
+            lowered = placed.lower()  # this one, while another compiles the last
+            seconds = time.perf_counter() - start
+            told = functools.partial(report, number, len(sources), name)
+            futures.append(compiler.submit(_program_plan, name, lowered, seconds, engine, told))
+        programs = tuple(future.result() for future in futures)
+        kernels = set(read_kernels(dumps))
     report(len(sources), len(sources), "")
-    return tuple(programs), tuple(sorted(kernels, key=lambda one: (one.name, one.registers)))
+    return programs, tuple(sorted(kernels, key=lambda one: (one.name, one.registers)))
 
 
-def _program_plan(name: str, source: Any, engine: PlannedEngine) -> ProgramPlan:
+def _program_plan(
+    name: str, lowered: Any, seconds: float, engine: PlannedEngine, tell: Callable[[], None]
+) -> ProgramPlan:
+    """seconds: that lowering took."""
+    tell()
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        options = {"xla_dump_to": folder}
-        executable = source.lower().compile(compiler_options=options)
-        seconds = time.perf_counter() - start
+        executable = lowered.compile(compiler_options={"xla_dump_to": folder})
+        seconds += time.perf_counter() - start
         thunks = sorted(Path(folder).glob("*thunk_sequence*"))  # the last with command buffers
         kernels, recorded = count_kernels(thunks[-1].read_text("utf-8") if thunks else "")
     memory, program = executable.memory_analysis(), parse_program(executable.as_text())
@@ -295,35 +302,6 @@ def _plan(
         ),
         programs=programs,
         kernels=kernels,
-    )
-
-
-@contextmanager
-def _dumped_kernels() -> Iterator[Path]:
-    """A folder into which the compiler writes what it says of each kernel."""
-    before = os.environ.get(_DUMP_FOLDER)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ[_DUMP_FOLDER] = folder
-        try:
-            yield Path(folder)
-        finally:
-            del os.environ[_DUMP_FOLDER]
-            if before is not None:
-                os.environ[_DUMP_FOLDER] = before
-
-
-def _kernel_plan(path: Path) -> KernelPlan:
-    said = path.read_text(encoding="utf-8")
-    passes = path.with_suffix(".mlir-passes.log")
-    with passes.open(encoding="utf-8", errors="replace") as lines:
-        sizes = (re.search(r"dynamic_shared_memory_size %c(\d+)", line) for line in lines)
-        shared = next((int(match.group(1)) for match in sizes if match), 0)
-    name = re.findall(r"Compiling entry function '(\w+?)(?:_mosaic_gpu_kernel)?'", said)
-    return KernelPlan(
-        name=name[0],
-        registers=int(re.findall(r"Used (\d+) registers", said)[0]),
-        spill_bytes=sum(map(int, re.findall(r"(\d+) bytes spill", said))),
-        shared_bytes=shared,
     )
 
 

@@ -24,7 +24,7 @@ from jaxinfer.jobs.plan import PlannedEngine, decide_engine, page_shapes
 from jaxinfer.jobs.plan_records import layer_kv_bytes, live_kv_bytes
 from jaxinfer.runner.programs import program_sources
 from jaxinfer.sampling.slot_state import abstract_loop_state
-from tests.support.aot import KernelReport, compile_kernels, needs_aot, on_target
+from tests.support.aot import KernelPlan, compile_kernels, needs_aot, on_target
 
 SLOTS, PREFILL_ROWS, MAX_LEN, DRAFTS = 64, 4, 8192, 4
 # Arrays of one float32 a token of the vocabulary and row that drawing may hold at once.
@@ -42,8 +42,20 @@ LLAMA = {
     "vocab_size": 128256,
     "max_position_embeddings": 131072,
 }
+# Layers are alike: twelve of the other families show what all of them would.
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
+    "qwen3": {
+        "model_type": "qwen3",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+    },
     "gemma3": {
         "model_type": "gemma3_text",
         "hidden_size": 2560,
@@ -72,7 +84,7 @@ class Compiled:
     engine: PlannedEngine
     executable: Any
     program: Program
-    reports: list[KernelReport]
+    reports: list[KernelPlan]
 
     @property
     def drawn_rows(self) -> int:

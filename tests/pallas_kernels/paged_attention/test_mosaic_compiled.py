@@ -18,7 +18,7 @@ from pallas_kernels.paged_attention.tiles import (
     prefill_choices,
     prefill_tiles,
 )
-from tests.support.aot import KernelReport, compile_kernels, needs_aot, on_target, table
+from tests.support.aot import KernelPlan, compile_kernels, needs_aot, on_target, table
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -29,7 +29,7 @@ STEPS = {"decode": 1, "verify": 4, "prefill": 128}
 Tiles = DecodeTiles | PrefillTiles
 
 
-def report(target: str, step: str, head_dim: int, tiles: Tiles, options: str) -> KernelReport:
+def report(target: str, step: str, head_dim: int, tiles: Tiles, options: str) -> KernelPlan:
     """Compiles one kernel for 8 rows of 8192 positions, 4 query heads a kv head, pages of 128."""
     num_queries, page_tokens = STEPS[step], 128
     pages = jax.ShapeDtypeStruct((512, 2, page_tokens, head_dim), jnp.bfloat16)
@@ -57,7 +57,7 @@ def every_choice(step: str, head_dim: int, options: str, shared_bytes: int) -> l
     return [*choices(head_dim, shared_bytes, is_plain=options == "plain")]
 
 
-def check(rows: dict[str, KernelReport], target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def check(rows: dict[str, KernelPlan], target: str, capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print(f"\n{table(rows)}")
     most = gpu_target(target).shared_memory_bytes
