@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test test-all check lint format types imports tests bench clean
+.PHONY: help demo test test-all check lint format types imports tests docs bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -75,6 +75,10 @@ imports: $(VENV)/.installed-test
 SELECT ?= not slow and not gpu
 tests: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m '$(SELECT)' $(PYTEST_ARGS)
+
+docs: $(VENV)/bin/python ## build the pages of docs/ into build/site; every warning is an error
+	@$(BIN)/python -m pip install --quiet -e '.[docs]' || $(no_index)
+	$(BIN)/python -m mkdocs build --strict
 
 bench: $(VENV)/.installed ## tokens/s on the mixed48 workload, as one JSON line
 	$(BIN)/python bench/throughput.py --model smollm2-135m --workload mixed48

@@ -1,7 +1,10 @@
-"""DEV. The KV cache: one array of key pages and one of value pages a layer.
+"""DEV. The KV cache: key pages and value pages of each layer, as floats or as codes with scales.
 
-Pure functions on pytrees; which page belongs to whom is the scheduler's knowledge.
+Pure functions on pytrees; which page belongs to whom is the scheduler's knowledge. What a page
+holds is written once: codes and their scales are never made anew.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +12,17 @@ from flax import struct
 from jax import lax
 
 from jaxinfer.config.geometry import Geometry
+from jaxinfer.config.kv_cache_dtype import array_dtype
 from jaxinfer.config.model_config import ModelConfig
+from pallas_kernels.paged_attention.pages import (
+    HeadScaledPages,
+    Pages,
+    TokenScaledPages,
+    as_stored,
+    code_array,
+    round_by_head,
+    round_by_token,
+)
 
 NULL_PAGE = 0  # padded tokens write here; nobody reads it into a result
 
@@ -19,8 +32,8 @@ class PagedKV:
     """The cache of the whole model, and after its layers those of a draft model that has pages of
     its own; every array is donated to each step."""
 
-    keys: tuple[jax.Array, ...]  # L × [P, K, S, D]
-    values: tuple[jax.Array, ...]  # L × [P, K, S, D]
+    keys: tuple[Pages, ...]  # L × [P, K, S, D], codes with their scales where they are quantized
+    values: tuple[Pages, ...]  # likewise; they may be of another kind
 
 
 @struct.dataclass
@@ -41,32 +54,48 @@ def abstract_cache(
 
     draft: a draft model; where it has pages of its own, its layers come after the model's.
     """
-    arrays = _layer_shapes(config, geometry.layer_groups, geometry)
-    if draft is not None:
-        arrays += _layer_shapes(draft, geometry.draft_layer_groups, geometry)
-    return PagedKV(keys=arrays, values=arrays)
-
-
-def _layer_shapes(
-    config: ModelConfig, layer_groups: tuple[int, ...], geometry: Geometry
-) -> tuple[jax.Array, ...]:
-    heads, size = config.num_kv_heads, config.head_dim
-    return tuple(
-        jax.ShapeDtypeStruct(  # type: ignore[misc]  # shapes in place of arrays
-            (geometry.num_pages[group], heads, geometry.page_tokens, size),
-            jnp.dtype(geometry.page_dtype),
-        )
-        for group in layer_groups
-    )
+    return jax.eval_shape(lambda: init_cache(config, geometry, draft))
 
 
 def init_cache(
     config: ModelConfig, geometry: Geometry, draft: ModelConfig | None = None
 ) -> PagedKV:
-    """A cache of zeros."""
-    return jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_cache(config, geometry, draft)
-    )
+    """A cache of zeros, and the fixed scales of an fp8 cache; a draft model's are 1."""
+    cache = _empty_layers(config, geometry.layer_groups, geometry, geometry.kv_scales)
+    if draft is None:
+        return cache
+    return join_caches(cache, _empty_layers(draft, geometry.draft_layer_groups, geometry))
+
+
+def _empty_layers(
+    config: ModelConfig,
+    layer_groups: tuple[int, ...],
+    geometry: Geometry,
+    kv_scales: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = (),
+) -> PagedKV:
+    sides = []
+    for side, kind in enumerate(geometry.page_kinds):
+        layers = []
+        for layer, group in enumerate(layer_groups):
+            num_pages = geometry.num_pages[group]
+            shape = (num_pages, config.num_kv_heads, geometry.page_tokens, config.head_dim)
+            scales = kv_scales[layer][side] if kv_scales else (1.0,)
+            layers.append(_empty_pages(kind, shape, scales, as_bits=geometry.pages_hold_bits))
+        sides.append(tuple(layers))
+    return PagedKV(keys=sides[0], values=sides[1])
+
+
+def _empty_pages(
+    kind: str, shape: tuple[int, ...], scales: tuple[float, ...], *, as_bits: bool
+) -> Pages:
+    codes = jnp.zeros(shape, array_dtype(kind, as_bits=as_bits))
+    if kind == "int8":
+        scale_dtype = array_dtype("bfloat16", as_bits=as_bits)
+        return TokenScaledPages(codes=codes, scales=jnp.zeros(shape[:3], scale_dtype))
+    if kind == "fp8":
+        fixed = jnp.broadcast_to(jnp.asarray(scales, jnp.float32), shape[1:2])
+        return HeadScaledPages(codes=codes, scales=fixed)
+    return codes
 
 
 def split_cache(cache: PagedKV, num_layers: int) -> tuple[PagedKV, PagedKV]:
@@ -111,11 +140,11 @@ def page_slots(
     )
 
 
-def write_kv(pages: jax.Array, new: jax.Array, slots: PageSlots) -> jax.Array:
+def write_kv(pages: Pages, new: jax.Array, slots: PageSlots) -> Pages:
     """The pages with the tokens of `new` written to their places.
 
     Args:
-        pages: [P, K, S, D] f32, bf16, or u16 that holds the bits of bf16.
+        pages: [P, K, S, D] f32, bf16, or u16 that holds the bits of bf16; or codes with scales.
         new: [B, Q, K, D] – rounded to what the pages hold.
         slots: pages and offsets of the B·Q tokens; only the null page may occur twice.
 
@@ -123,9 +152,20 @@ def write_kv(pages: jax.Array, new: jax.Array, slots: PageSlots) -> jax.Array:
     Cost: writes B·Q·K·D values.
     """
     tokens = new.reshape(-1, *new.shape[2:])
-    if pages.dtype == jnp.uint16:
-        tokens = lax.bitcast_convert_type(tokens.astype(jnp.bfloat16), jnp.uint16)
-    return pages.at[slots.pages, :, slots.offsets].set(tokens.astype(pages.dtype))
+    match pages:
+        case TokenScaledPages():
+            parts = zip(pages, round_by_token(tokens), strict=True)
+            return TokenScaledPages(*(_put(array, part, slots) for array, part in parts))
+        case HeadScaledPages():
+            codes = round_by_head(tokens, pages.scales)
+            return pages._replace(codes=_put(pages.codes, codes, slots))
+    return _put(pages, tokens, slots)
+
+
+def _put(array: jax.Array, tokens: jax.Array, slots: PageSlots) -> jax.Array:
+    """tokens [B·Q, K, …] at their places in an array [P, K, S, …]."""
+    stored = as_stored(tokens, array.dtype)
+    return array.at[slots.pages, :, slots.offsets].set(stored)
 
 
 def copy_pages(
@@ -140,20 +180,20 @@ def copy_pages(
     Donates: `cache`, where the caller's program does.
     """
 
-    def copied(pages: jax.Array, group: int) -> jax.Array:
-        page = lax.dynamic_index_in_dim(pages, sources[group], 0)
-        return lax.dynamic_update_slice_in_dim(pages, page, targets[group], 0)
+    def copied(array: jax.Array, group: int) -> jax.Array:
+        page = lax.dynamic_index_in_dim(array, sources[group], 0)
+        return lax.dynamic_update_slice_in_dim(array, page, targets[group], 0)
 
-    return _by_layer(copied, cache, layer_groups)
+    return _by_layer(copied, layer_groups, cache)
 
 
 def read_pages(cache: PagedKV, pages: jax.Array, layer_groups: tuple[int, ...]) -> PagedKV:
-    """Pages of each layer: arrays [M, K, S, D].
+    """Pages of each layer: arrays [M, K, S, …], and fixed scales as they are.
 
     Args:
         pages: [groups, M] i32.
     """
-    return _by_layer(lambda array, group: array[pages[group]], cache, layer_groups)
+    return _by_layer(lambda array, group: array[pages[group]], layer_groups, cache)
 
 
 def write_pages(
@@ -163,24 +203,41 @@ def write_pages(
 
     Args:
         pages: [groups, M] i32; only the null page may occur twice.
-        content: arrays [M, K, S, D].
+        content: arrays [M, K, S, …].
 
     Donates: `cache`, where the caller's program does.
     """
+
+    def written(array: jax.Array, group: int, new: jax.Array) -> jax.Array:
+        return array.at[pages[group]].set(new)
+
+    return _by_layer(written, layer_groups, cache, content)
+
+
+def _by_layer(
+    change: Callable[..., jax.Array],
+    layer_groups: tuple[int, ...],
+    cache: PagedKV,
+    *others: PagedKV,
+) -> PagedKV:
+    """The cache with every array of pages changed: `change(array, group, others' arrays)`."""
+
+    def side(pages: tuple[Pages, ...], *other: tuple[Pages, ...]) -> tuple[Pages, ...]:
+        layers = zip(pages, layer_groups, *other, strict=True)
+        return tuple(_changed(change, one, group, *rest) for one, group, *rest in layers)
+
     return PagedKV(
-        keys=tuple(
-            array.at[pages[group]].set(new)
-            for array, new, group in zip(cache.keys, content.keys, layer_groups, strict=True)
-        ),
-        values=tuple(
-            array.at[pages[group]].set(new)
-            for array, new, group in zip(cache.values, content.values, layer_groups, strict=True)
-        ),
+        keys=side(cache.keys, *(other.keys for other in others)),
+        values=side(cache.values, *(other.values for other in others)),
     )
 
 
-def _by_layer(change, cache: PagedKV, layer_groups: tuple[int, ...]) -> PagedKV:
-    return PagedKV(
-        keys=tuple(map(change, cache.keys, layer_groups)),
-        values=tuple(map(change, cache.values, layer_groups)),
-    )
+def _changed(change: Callable[..., jax.Array], pages: Pages, group: int, *others: Pages) -> Pages:
+    match pages:
+        case TokenScaledPages():
+            parts = zip(pages, *others, strict=True)  # type: ignore[arg-type]
+            return TokenScaledPages(*(change(one, group, *rest) for one, *rest in parts))
+        case HeadScaledPages():  # fixed scales belong to no page
+            codes = change(pages.codes, group, *map(code_array, others))
+            return pages._replace(codes=codes)
+    return change(pages, group, *others)

@@ -40,18 +40,19 @@ def simulation(interpret: bool, *, detect_races: bool = False) -> Any:
     return InterpretGPUParams(detect_races=detect_races) if interpret else None
 
 
-def tile_transforms(dtype: Any = jnp.bfloat16) -> tuple[Any, Any]:
+def tile_transforms(dtype: Any = jnp.bfloat16, columns: int = SWIZZLE_BYTES) -> tuple[Any, Any]:
     """How a [rows, columns] block lies in shared memory for copies and for wgmma.
 
-    Rows must be a multiple of 8, a row's bytes of 128.
+    Rows must be a multiple of 8, a row's bytes of 128; or they are 64 or 32.
     """
-    columns = SWIZZLE_BYTES // jnp.dtype(dtype).itemsize
-    return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(SWIZZLE_BYTES)
+    width = jnp.dtype(dtype).itemsize
+    swizzle = min(SWIZZLE_BYTES, columns * width)
+    return plgpu.TilingTransform((8, swizzle // width)), plgpu.SwizzleTransform(swizzle)
 
 
 def tiled_smem(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
     """Shared memory for blocks that `tile_transforms` describes."""
-    return plgpu.SMEM(shape, dtype, transforms=tile_transforms(dtype))
+    return plgpu.SMEM(shape, dtype, transforms=tile_transforms(dtype, shape[-1]))
 
 
 def swizzled_smem(*shape: int, dtype: Any = jnp.bfloat16, tile_columns: int = 0) -> Any:

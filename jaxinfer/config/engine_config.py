@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from jaxinfer.config.kv_cache_dtype import KV_CACHE_DTYPES, KvCacheDtype
 from jaxinfer.config.option_names import Planned, accepted_options
 from jaxinfer.config.quantization import (
     ACTIVATIONS,
@@ -19,7 +20,7 @@ from jaxinfer.errors import ConfigError, UnsupportedError
 
 _CHOICES = {
     "dtype": ("auto", "bfloat16", "float32"),
-    "kv_cache_dtype": ("auto", "bfloat16", "float32"),
+    "kv_cache_dtype": KV_CACHE_DTYPES,
     "weights": WEIGHT_FORMS,
     "activations": ACTIVATIONS,
     "admission": ("reserve", "optimistic"),
@@ -64,7 +65,9 @@ class EngineConfig:
     """The engine's settings; names as in vLLM where it has them. None means "decide".
 
     dtype: of the weights; "auto" is bfloat16 (on a CPU with float32 activations).
-    kv_cache_dtype: of the pages; "auto" is the activations'.
+    kv_cache_dtype: of the pages; "auto" is the activations'. "int8" has a scale for each token and
+        head, "fp8" the checkpoint's fixed scales (1 where it has none); "int8_key_only" leaves
+        values as "auto" has them.
     quantization: rounds the linear layers at load: "int8", "int4" or "fp8", or a mapping of
         `Quantization`'s fields; None leaves them as the checkpoint has them.
     weights: quantized ones stay "packed", or are "dequantized" at load; "auto" is what is fastest
@@ -108,7 +111,7 @@ class EngineConfig:
     """
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    kv_cache_dtype: KvCacheDtype = "auto"
     quantization: str | Mapping[str, Any] | Quantization | None = None
     weights: Literal["auto", "packed", "dequantized"] = "auto"
     activations: Literal["float", "checkpoint"] = "float"

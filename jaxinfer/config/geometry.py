@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxinfer.config.engine_config import EngineConfig
+from jaxinfer.config.kv_cache_dtype import array_dtype, page_kinds, token_bytes
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import CapacityError, ConfigError
 
@@ -65,7 +66,9 @@ class Geometry:
     null page included) have one entry a group, `layer_groups` one a layer. swap_pages: pages of
     each group that are swapped at once, 0 where none ever are. draft_tokens (J), 0 without
     speculation; verify_widths: rows of each verify program, ascending; draft_layer_groups: the
-    cache group of each layer of a draft model that has pages of its own.
+    cache group of each layer of a draft model that has pages of its own. kv_dtype: a name of
+    `KV_CACHE_DTYPES` but "auto". kv_scales: of an fp8 cache, for each layer the fixed scales of its
+    keys and of its values, one or one a kv head; empty where all are 1.
     """
 
     max_model_len: int
@@ -88,17 +91,28 @@ class Geometry:
     verify_widths: tuple[int, ...] = ()
     draft_layer_groups: tuple[int, ...] = ()
     logprobs_mode: Literal["raw", "processed"] = "raw"
+    kv_scales: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()
     norm_kernel: str = "auto"
 
     @property
-    def page_dtype(self) -> str:
-        """What a page array is made of: the KV dtype, or "uint16" for the bits of bfloat16.
+    def page_kinds(self) -> tuple[str, str]:
+        """What keys and values are kept as."""
+        return page_kinds(self.kv_dtype, self.activation_dtype)
+
+    @property
+    def pages_hold_bits(self) -> bool:
+        """Whether page arrays hold the bits of small floats as unsigned integers.
 
         A CPU (the place with float32 activations) widens a gather or scatter of bfloat16 to
         float32, and all pages with it; integers it leaves alone.
         """
-        as_bits = self.kv_dtype == "bfloat16" and self.activation_dtype == "float32"
-        return "uint16" if as_bits else self.kv_dtype
+        return self.activation_dtype == "float32"
+
+    @property
+    def page_dtypes(self) -> tuple[str, str]:
+        """Dtypes of the arrays that hold keys and values."""
+        key, value = (array_dtype(kind, as_bits=self.pages_hold_bits) for kind in self.page_kinds)
+        return key, value
 
     @property
     def cache_groups(self) -> tuple[int, ...]:
@@ -141,7 +155,10 @@ def plan_geometry(
     budget = _pool_budget(ask, device, weights)
     draft_groups = _draft_groups(windows, drafts.model)
     page_bytes = _group_page_bytes(
-        (model, groups), (drafts.model, draft_groups), page_tokens=page, kv_dtype=kv
+        (model, groups),
+        (drafts.model, draft_groups),
+        page_tokens=page,
+        kinds=page_kinds(kv, activation),
     )
     if device.platform == "cpu":
         budget = min(budget, max(CPU_POOL_BYTES, _request_bytes(needs, page_bytes)))
@@ -192,9 +209,12 @@ def weights_bytes(
     return floats * DTYPE_BYTES[weight_dtype] + packed.num_bytes
 
 
-def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
-    """Bytes that one token keeps in one layer: a key and a value a kv head."""
-    return 2 * model.num_kv_heads * model.head_dim * DTYPE_BYTES[kv_dtype]
+def kv_token_bytes(model: ModelConfig, kinds: tuple[str, str]) -> int:
+    """Bytes that one token keeps in one layer: a key and a value a kv head, with their scales.
+
+    kinds: what keys and what values are kept as (`Geometry.page_kinds`).
+    """
+    return model.num_kv_heads * sum(token_bytes(kind, model.head_dim) for kind in kinds)
 
 
 def cache_bytes(model: ModelConfig, geometry: Geometry, draft: ModelConfig | None = None) -> int:
@@ -203,7 +223,7 @@ def cache_bytes(model: ModelConfig, geometry: Geometry, draft: ModelConfig | Non
         (model, geometry.layer_groups),
         (draft, geometry.draft_layer_groups),
         page_tokens=geometry.page_tokens,
-        kv_dtype=geometry.kv_dtype,
+        kinds=geometry.page_kinds,
     )
     return sum(count * size for count, size in zip(geometry.num_pages, page_bytes, strict=True))
 
@@ -309,7 +329,9 @@ def _draft_groups(windows: tuple[int, ...], draft: ModelConfig | None) -> tuple[
 
 
 def _group_page_bytes(
-    *models: tuple[ModelConfig | None, tuple[int, ...]], page_tokens: int, kv_dtype: str
+    *models: tuple[ModelConfig | None, tuple[int, ...]],
+    page_tokens: int,
+    kinds: tuple[str, str],
 ) -> tuple[int, ...]:
     """Bytes of a page of each cache group: that of all layers in it, of all models.
 
@@ -318,7 +340,7 @@ def _group_page_bytes(
     num_groups = 1 + max(group for _, groups in models for group in groups)
     return tuple(
         sum(
-            groups.count(group) * page_tokens * kv_token_bytes(model, kv_dtype)
+            groups.count(group) * page_tokens * kv_token_bytes(model, kinds)
             for model, groups in models
             if model is not None
         )

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from jaxinfer.engine.draft_model import DraftModel, by_leaf, open_draft
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.intake import Intake
 from jaxinfer.engine.kernels import decide_kernels, kernels_of_weights
+from jaxinfer.engine.kv_scales import LayerScales, fixed_kv_scales
 from jaxinfer.engine.memory_plan import MemoryPlan
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.trace import open_timeline
@@ -92,6 +93,7 @@ def build_engine(
     drafting = draft.config if draft else None
     needs = draft.needs if draft else NO_DRAFTS
     geometry = decide_geometry(ask, config, device, storage.share, drafts=needs)
+    geometry = replace(geometry, kv_scales=_kv_scales(geometry, checkpoint))
     defaults = default_params(checkpoint.generation_config, wanted=ask.use_generation_config)
     shapes = kernels_of_weights(_shapes(checkpoint, geometry, storage, draft), ask, geometry)
     _check_room(_num_bytes(shapes), cache_bytes(config, geometry, drafting), device)
@@ -113,6 +115,11 @@ def build_engine(
     )
     parts = {"checkpoint": checkpoint, "geometry": geometry, "memory": memory}
     return Built(engine=engine, default_params=defaults, **parts)
+
+
+def _kv_scales(geometry: Geometry, checkpoint: Checkpoint) -> tuple[LayerScales, ...]:
+    found = checkpoint.quant_format.kv_scales if checkpoint.quant_format else {}
+    return fixed_kv_scales(geometry.kv_dtype, checkpoint.config, found)
 
 
 def _shapes(
@@ -173,7 +180,7 @@ def _closed_on_error(timeline: Any) -> Iterator[None]:
 def _report(geometry: Geometry, storage: Storage, memory: MemoryPlan) -> None:
     _log.info("weights = %r: %s", storage.form, storage.reason)
     for setting in fields(geometry):
-        if setting.name != "layer_groups":
+        if setting.name not in ("layer_groups", "kv_scales"):  # as many as there are layers
             _log.info("%s = %r", setting.name, getattr(geometry, setting.name))
     for line in memory.lines():
         _log.info(line)

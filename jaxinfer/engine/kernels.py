@@ -75,8 +75,8 @@ def _attention_kernel(planned: Geometry, model: ModelConfig, platform: Platform)
         },
         {
             "q": planned.activation_dtype,
-            "k_pages": planned.page_dtype,
-            "v_pages": planned.page_dtype,
+            "k_pages": planned.page_dtypes[0],
+            "v_pages": planned.page_dtypes[1],
         },
         platform,
     )

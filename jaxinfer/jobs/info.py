@@ -111,7 +111,7 @@ def describe_device(device: Device) -> Section:
 
 def describe_plan(config: ModelConfig, geometry: Geometry) -> Section:
     """What an engine would be made of; the KV cache grows by kv_bytes_a_token."""
-    token = kv_token_bytes(config, geometry.kv_dtype) * config.num_layers
+    token = kv_token_bytes(config, geometry.page_kinds) * config.num_layers
     return {
         "weight_dtype": geometry.weight_dtype,
         "activation_dtype": geometry.activation_dtype,

@@ -90,7 +90,10 @@ ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "quantization": (str, "Round the linear layers at load: int8, int4 or fp8."),
         "weights": (str, "Quantized weights: auto, packed or dequantized."),
         "activations": (str, "Inputs of packed layers: float, or checkpoint to round them."),
-        "kv_cache_dtype": (str, "Numbers of the KV cache: auto, bfloat16 or float32."),
+        "kv_cache_dtype": (
+            str,
+            "Numbers of the KV cache: auto, bfloat16, float32, int8, fp8, int8_key_only.",
+        ),
         "max_model_len": (int, "Tokens a request may hold, prompt and output."),
         "max_num_seqs": (int, "Slots: requests that run together."),
         "block_size": (int, "Tokens in a page of the KV cache; a power of two."),

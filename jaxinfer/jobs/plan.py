@@ -26,7 +26,7 @@ from jaxinfer.config.geometry import (
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.targets import GpuTarget, gpu_target
 from jaxinfer.errors import CheckpointError, UnsupportedError
-from jaxinfer.jobs.hlo_text import count_traffic, parse_program
+from jaxinfer.jobs.hlo_text import Traffic, count_traffic, parse_program
 from jaxinfer.jobs.kernel_report import dumped_kernels, read_kernels
 from jaxinfer.jobs.plan_records import (
     RESERVED_BYTES,
@@ -224,7 +224,6 @@ def _program_plan(
     memory, program = executable.memory_analysis(), parse_program(executable.as_text())
     shapes = page_shapes(engine)
     traffic = count_traffic(program, lambda array: array.dims in shapes)
-    layers = [str(layer) for layer in traffic.page_reads]
     return ProgramPlan(
         name=name,
         compile_seconds=seconds,
@@ -234,7 +233,7 @@ def _program_plan(
         recorded_kernels=recorded,
         kernels_a_layer=program.kernels_of_layer(1),
         moved_bytes=traffic.num_bytes,
-        page_reads={layer: layers.count(layer) for layer in layers},
+        page_reads=token_bytes_by_layer(traffic),
     )
 
 
@@ -260,12 +259,25 @@ def count_kernels(thunks: str) -> tuple[int, int]:
 
 
 def page_shapes(engine: PlannedEngine) -> set[tuple[int, ...]]:
+    """Of the arrays that are read through the page table: codes, and scales of tokens."""
     import jax
 
     from jaxinfer.cache import abstract_cache
 
     cache = abstract_cache(engine.config, engine.geometry)
-    return {leaf.shape for leaf in jax.tree.leaves(cache) if len(leaf.shape) == 4}
+    return {leaf.shape for leaf in jax.tree.leaves(cache) if len(leaf.shape) >= 3}
+
+
+def token_bytes_by_layer(traffic: Traffic) -> dict[str, int]:
+    """Bytes that a program reads of each cached token, in the page arrays of each layer.
+
+    Example: bfloat16 pages [P, 8, S, 128] of keys and of values: 8 · 128 · 2 of each, 4096.
+    """
+    found: dict[str, int] = {}
+    for layer, array in traffic.page_reads:
+        tokens = array.dims[0] * array.dims[2]  # [P, K, S, ...]
+        found[str(layer)] = found.get(str(layer), 0) + array.num_bytes // tokens
+    return found
 
 
 def _plan(

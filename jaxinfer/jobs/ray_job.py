@@ -75,8 +75,8 @@ def ray_batch(
         model: as of `run_batch`; every node must have it.
         num_engines: one an actor. gpus_per_engine, cpus_per_engine: what Ray keeps for each.
         part_lines: lines that an engine is handed at once.
-        params, engine, include, served_model_name, settings: as of `run_batch`, but for `shard`,
-            `ordered` and `metrics_port`.
+        settings: as of `run_batch`, as are params, engine, include and served_model_name; but for
+            `shard`, `ordered` and `metrics_port`.
 
     Raises:
         ConfigError: ray is not installed. JaxInferError: the job cannot begin or go on.
@@ -224,9 +224,9 @@ class _RayJob:
         # A block a part: what is retried when an actor dies is a part, and any actor may take it.
         dataset = ray_data.from_items(items, override_num_blocks=len(items))
         dataset = dataset.map(lambda row: _read_part(row, limit))
-        return dataset.map(
-            PartWorker, fn_constructor_kwargs={"setup": setup}, **resources
-        ).iter_rows()
+        dataset = dataset.map(PartWorker, fn_constructor_kwargs={"setup": setup}, **resources)
+        dataset.context.enable_progress_bars = False  # the job has its own
+        return dataset.iter_rows()
 
     def _progress(self) -> Progress:
         facts = joined_facts(self._engines.values())

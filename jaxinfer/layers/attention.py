@@ -7,13 +7,13 @@ from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.layers.linear import linear
 from jaxinfer.layers.norm import rms_norm
 from jaxinfer.layers.rope import RopeTable, apply_rope
-from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.paged_attention import Pages, paged_attention
 
 
 def paged_self_attention(
     x: jax.Array,
     weights: dict,
-    pages: tuple[jax.Array, jax.Array],
+    pages: tuple[Pages, Pages],
     slots: PageSlots,
     rope: RopeTable | None,
     *,
@@ -21,14 +21,14 @@ def paged_self_attention(
     window: int,
     kernel: str,
     norm_kernel: str = "auto",
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+) -> tuple[jax.Array, tuple[Pages, Pages]]:
     """One layer's attention; new keys and values go to the pages first, then pages are read.
 
     Args:
         x: [B, Q, E] – the normed input.
         weights: records q, k, v, o and, with `config.qk_norm`, scales q_norm and k_norm, [D] to
             norm each head or [H·D] and [K·D] to norm all heads together.
-        pages: the layer's key and value pages, each [P, K, S, D].
+        pages: the layer's key and value pages, each [P, K, S, D] or codes with their scales.
         slots: where each token is written and which pages each row reads.
         rope: the rotation of each token; None where nothing is turned.
         window: tokens a query sees; 0 for all.

@@ -17,6 +17,7 @@ from jaxinfer.layers.linear import linear, matmul
 from jaxinfer.layers.mlp import gated_mlp
 from jaxinfer.layers.norm import rms_norm
 from jaxinfer.layers.rope import RopeTable, rope_table
+from pallas_kernels.paged_attention import Pages
 from pallas_kernels.rounding import rounded
 
 
@@ -111,13 +112,13 @@ def logits(params: dict, hidden: jax.Array, config: ModelConfig) -> jax.Array:
 def _block(
     x: jax.Array,
     weights: dict,
-    pages: tuple[jax.Array, jax.Array],
+    pages: tuple[Pages, Pages],
     slots: PageSlots,
     rope: RopeTable | None,
     config: ModelConfig,
     window: int,
     geometry: Geometry,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+) -> tuple[jax.Array, tuple[Pages, Pages]]:
     out, pages = paged_self_attention(
         _in_norm(x, weights, "attention_norm", config, geometry),
         weights,

@@ -4,6 +4,7 @@ Knows which functions there are and their shapes; runs none of them.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -170,10 +171,8 @@ def _small_sources(
 
 def _swap_sources(cache: PagedKV, geometry: Geometry) -> dict[str, ProgramSource]:
     pages = _ints(len(geometry.group_windows), geometry.swap_pages)
-    content = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((geometry.swap_pages, *leaf.shape[1:]), leaf.dtype), cache
-    )
     static = {"geometry": geometry}
+    content = jax.eval_shape(partial(swap_out_step, **static), cache, pages)
     return {
         "swap_out": ProgramSource(function=swap_out_step, arguments=(cache, pages), static=static),
         "swap_in": ProgramSource(

@@ -1,5 +1,12 @@
 """Attention of query rows against keys and values kept in pages."""
 
 from pallas_kernels.paged_attention.api import paged_attention, resolve_implementation
+from pallas_kernels.paged_attention.pages import HeadScaledPages, Pages, TokenScaledPages
 
-__all__ = ["paged_attention", "resolve_implementation"]
+__all__ = [
+    "HeadScaledPages",
+    "Pages",
+    "TokenScaledPages",
+    "paged_attention",
+    "resolve_implementation",
+]

@@ -8,11 +8,12 @@ import jax
 from pallas_kernels import dispatch
 from pallas_kernels.dispatch import Dtypes, Platform, Shapes
 from pallas_kernels.paged_attention import reference
+from pallas_kernels.paged_attention.pages import Pages, code_array
 
 Implementation = Literal["auto", "reference", "mosaic", "simulated"]
 
 
-def _mosaic(*arrays: jax.Array, **options: Any) -> jax.Array:
+def _mosaic(*arrays: Any, **options: Any) -> jax.Array:
     # Imported at the first use: a CPU that only runs the reference does not wait for it.
     from pallas_kernels.paged_attention import mosaic
 
@@ -36,8 +37,8 @@ IMPLEMENTATIONS = {
 
 def paged_attention(
     q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
+    k_pages: Pages,
+    v_pages: Pages,
     table: jax.Array,
     starts: jax.Array,
     lengths: jax.Array,
@@ -53,7 +54,7 @@ def paged_attention(
         implementation: "auto" is what serves the call best on this process's first device; a
             program for another device names its own. "simulated" is `mosaic` on a CPU: slow.
     """
-    arrays = {"q": q, "k_pages": k_pages, "v_pages": v_pages}
+    arrays = {"q": q, "k_pages": code_array(k_pages), "v_pages": code_array(v_pages)}
     name = resolve_implementation(
         implementation,
         {name: array.shape for name, array in arrays.items()},
@@ -72,7 +73,8 @@ def resolve_implementation(
     """The name of the implementation that `wanted` ("auto" or a name) stands for.
 
     Args:
-        shapes: of q, k_pages and v_pages, by name; without them "auto" is the reference.
+        shapes: of q, k_pages and v_pages (of their codes, where they are quantized), by name;
+            without them "auto" is the reference.
         dtypes: likewise.
         platform: where the program will run; None for this process's first device.
 

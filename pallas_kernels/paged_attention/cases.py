@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+PageKind = Literal["floats", "int8", "fp8"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -11,6 +13,7 @@ class Case:
     tier: "quick" and "slow" can be simulated on a CPU; "bench" needs a GPU.
     table_columns: at least so many pages a row can hold (more than the rows use).
     split_tokens: above 0, positions of one program of the decode kernel.
+    keys, values: what their pages hold.
     """
 
     name: str
@@ -26,6 +29,8 @@ class Case:
     softcap: float = 0.0
     table_columns: int = 0
     split_tokens: int = 0
+    keys: PageKind = "floats"
+    values: PageKind = "floats"
 
 
 def _decode(name: str, starts: tuple[int, ...], *, num_queries: int = 1, **options) -> Case:
@@ -40,6 +45,10 @@ def _prefill(name: str, starts: tuple[int, ...], lengths: tuple[int, ...], **opt
     given = {**defaults, "page_tokens": 64, **options}
     return Case(name=name, starts=starts, lengths=lengths, **given)
 
+
+INT8: dict[str, PageKind] = {"keys": "int8", "values": "int8"}
+FP8: dict[str, PageKind] = {"keys": "fp8", "values": "fp8"}
+KEYS_ONLY: dict[str, PageKind] = {"keys": "int8"}
 
 CASES = (
     # Decode: ends inside a page and at its edge, empty rows, groups, page sizes, splits.
@@ -74,6 +83,24 @@ CASES = (
     _prefill("prefill of heads of 128", (64,), (64,), head_dim=128, tier="slow"),
     _prefill("prefill of heads of 256", (64,), (64,), head_dim=256, tier="slow"),
     _prefill("verify of many heads", (99,), (5,), num_queries=5, num_heads=16, tier="slow"),
+    # Pages of codes: every kind, in every kernel and head size.
+    _decode("decode of int8 pages in splits", (100, 300), split_tokens=128, **INT8),
+    _decode("decode of int8 pages with an empty row", (5, 70), lengths=(1, 0), **INT8),
+    _decode("decode of fp8 pages of 16", (17, 99), page_tokens=16, **FP8),
+    _decode("decode of int8 keys only", (130,), head_dim=128, num_heads=2, **KEYS_ONLY),
+    _decode("verify of int8 pages", (190,), num_queries=4, window=70, **INT8),
+    _decode("verify of fp8 pages", (126,), num_queries=5, lengths=(3,), softcap=5.0, **FP8),
+    _prefill("prefill of int8 pages", (64,), (64,), **INT8),
+    _prefill("prefill of fp8 pages", (140,), (20,), page_tokens=16, window=70, **FP8),
+    _prefill("prefill of int8 keys only", (64,), (40,), tier="slow", **KEYS_ONLY),
+    _prefill("prefill of int8 pages of 128", (140,), (64,), page_tokens=128, tier="slow", **INT8),
+    _prefill("prefill of int8 heads of 128", (64,), (64,), head_dim=128, tier="slow", **INT8),
+    _prefill(
+        "prefill of int8 heads of 256", (64,), (64,), head_dim=256, window=70, tier="slow", **INT8
+    ),
+    _prefill("prefill of fp8 heads of 256", (64,), (64,), head_dim=256, tier="slow", **FP8),
+    _decode("decode of int8 heads of 256", (200,), head_dim=256, tier="slow", **INT8),
+    _decode("decode of fp8 heads of 256", (200,), head_dim=256, tier="slow", **FP8),
     # What a GPU is measured with.
     *(
         _decode(
@@ -87,6 +114,21 @@ CASES = (
             tier="bench",
         )
         for rows, context in ((1, 8192), (8, 2048), (64, 1024), (64, 8192))
+    ),
+    *(
+        _decode(
+            f"8b decode of {rows} rows at {context}, {name}",
+            (context - 1,) * rows,
+            num_heads=32,
+            num_kv_heads=8,
+            head_dim=128,
+            page_tokens=128,
+            table_columns=64,
+            tier="bench",
+            **kinds,
+        )
+        for rows, context in ((1, 8192), (64, 1024), (64, 8192))
+        for name, kinds in (("int8", INT8), ("fp8", FP8), ("int8 keys only", KEYS_ONLY))
     ),
     *(
         _prefill(

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 
 from pallas_kernels.dispatch import Dtypes, Platform, Shapes, refuse, why_not_hopper
 from pallas_kernels.paged_attention.mosaic_blocks import BlockShape
+from pallas_kernels.paged_attention.mosaic_codes import FLOATS, kind_of
 from pallas_kernels.paged_attention.mosaic_decode import decode_attention
 from pallas_kernels.paged_attention.mosaic_prefill import prefill_attention
+from pallas_kernels.paged_attention.pages import Pages, code_array
 from pallas_kernels.paged_attention.tiles import (
     BLOCK_ROWS,
     HEAD_DIMS,
@@ -24,6 +26,8 @@ from pallas_kernels.paged_attention.tiles import (
 )
 
 MIN_PAGE_TOKENS = 8  # rows of one tile in shared memory
+MIN_SCALED_TOKENS = 64  # their scales are one aligned copy of 128 bytes
+_PAGES = ("bfloat16", "int8", "float8_e4m3fn")
 
 
 def why_not(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
@@ -33,13 +37,18 @@ def why_not(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
 
 def _why_not_arrays(shapes: Shapes, dtypes: Dtypes) -> str | None:
     head_dim, page_tokens = shapes["q"][-1], shapes["k_pages"][2]
-    for name in ("q", "k_pages", "v_pages"):
-        if jnp.dtype(dtypes[name]) != jnp.bfloat16:
-            return f"{name} is {jnp.dtype(dtypes[name])}; it takes bfloat16"
+    kinds = {name: str(jnp.dtype(dtypes[name])) for name in ("q", "k_pages", "v_pages")}
+    if kinds["q"] != "bfloat16":
+        return f"q is {kinds['q']}; it takes bfloat16"
+    for name in ("k_pages", "v_pages"):
+        if kinds[name] not in _PAGES:
+            return f"{name} is {kinds[name]}; it takes {', '.join(_PAGES)}"
     if head_dim not in HEAD_DIMS:
         return f"heads have {head_dim} values; it takes {', '.join(map(str, HEAD_DIMS))}"
-    if page_tokens < MIN_PAGE_TOKENS or page_tokens & (page_tokens - 1):
-        return f"pages hold {page_tokens} tokens; it takes powers of two from {MIN_PAGE_TOKENS}"
+    least = MIN_SCALED_TOKENS if "int8" in kinds.values() else MIN_PAGE_TOKENS
+    if page_tokens < least or page_tokens & (page_tokens - 1):
+        what = "int8 pages" if least == MIN_SCALED_TOKENS else "pages"
+        return f"{what} hold {page_tokens} tokens; it takes powers of two from {least}"
     return None
 
 
@@ -50,8 +59,8 @@ def is_decode(num_queries: int, num_heads: int, num_kv_heads: int) -> bool:
 
 def paged_attention(
     q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
+    k_pages: Pages,
+    v_pages: Pages,
     table: jax.Array,
     starts: jax.Array,
     lengths: jax.Array,
@@ -62,7 +71,7 @@ def paged_attention(
     tiles: DecodeTiles | PrefillTiles | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """See `reference.paged_attention`; arrays are bfloat16.
+    """See `reference.paged_attention`; arrays are bfloat16, or int8 or fp8 codes with scales.
 
     Args:
         tiles: sizes for the kernel that the call goes to (see `is_decode`); None for the defaults.
@@ -71,21 +80,29 @@ def paged_attention(
     Raises:
         ValueError: shapes or dtypes that it does not take, tiles of the other kernel.
     """
-    arrays = {"q": q, "k_pages": k_pages, "v_pages": v_pages}
+    arrays = {"q": q, "k_pages": code_array(k_pages), "v_pages": code_array(v_pages)}
     shapes = {name: array.shape for name, array in arrays.items()}
     dtypes = {name: array.dtype for name, array in arrays.items()}
     refuse("paged_attention", "mosaic", _why_not_arrays(shapes, dtypes))
     head_dim = q.shape[3]
-    decodes = is_decode(q.shape[1], q.shape[2], k_pages.shape[1])
+    decodes = is_decode(q.shape[1], q.shape[2], shapes["k_pages"][1])
+    has_codes = {kind_of(k_pages), kind_of(v_pages)} != {FLOATS}
     if tiles is None:
         is_plain = not (window or softcap)
-        tiles = decode_tiles(head_dim) if decodes else prefill_tiles(head_dim, is_plain=is_plain)
+        tiles = (
+            decode_tiles(head_dim, has_codes=has_codes)
+            if decodes
+            else prefill_tiles(head_dim, is_plain=is_plain, has_codes=has_codes)
+        )
     if isinstance(tiles, DecodeTiles) != decodes:
         kernel = "decode" if decodes else "prefill"
         raise ValueError(f"tiles={tiles} do not fit: this call goes to the {kernel} kernel")
+    if (tiles.code_stages > 0) != has_codes:
+        rule = "at least 1 where pages hold codes, else 0"
+        raise ValueError(f"tiles={tiles} do not fit: code_stages must be {rule}")
     shape = BlockShape(
         block_keys=tiles.block_keys,
-        page_tokens=k_pages.shape[2],
+        page_tokens=shapes["k_pages"][2],
         head_dim=head_dim,
         columns=min(head_dim, MAX_COLUMNS),
         scale=scale,

@@ -103,11 +103,15 @@ def last_page_of(end: Any, shape: BlockShape) -> Any:
     return lax.div(end - 1, jnp.int32(shape.page_tokens))
 
 
-def block_scores(
+def block_products(
     q_smem: Any, k_smem: Any, shape: BlockShape, meanwhile: Callable[[], None] = lambda: None
 ) -> jax.Array:
-    """Scaled and capped scores of a block in units of log2(e): [rows, keys] f32."""
-    scores = matmul_transposed(q_smem, k_smem, shape.interpret, meanwhile=meanwhile)
+    """Products of the query rows with a block of keys: [rows, keys] f32."""
+    return matmul_transposed(q_smem, k_smem, shape.interpret, meanwhile=meanwhile)
+
+
+def capped_scores(scores: jax.Array, shape: BlockShape) -> jax.Array:
+    """Scaled and capped scores in units of log2(e): [rows, keys] f32."""
     if not shape.softcap:
         return scores * jnp.float32(shape.scale * LOG2_E)
     # tanh(x) = 1 - 2 / (1 + exp(2x)); the hardware's own approximation is too coarse here.
@@ -134,16 +138,23 @@ def masked_scores(
 
 
 def add_block(
-    softmax: Softmax, scores: jax.Array, v_smem: Any, wait: Callable[[], None], shape: BlockShape
+    softmax: Softmax,
+    scores: jax.Array,
+    v_smem: Any,
+    wait: Callable[[jax.Array], jax.Array],
+    shape: BlockShape,
 ) -> Softmax:
-    """The softmax with one more block; `wait` returns when its values are there."""
+    """The softmax with one more block.
+
+    `wait` takes the weights and gives what the block is multiplied by, once its values are there.
+    """
     peak = jnp.maximum(softmax.peak, jnp.max(scores, axis=1))
     fade = jnp.exp2(softmax.peak - peak)
     weights = jnp.exp2(scores - lax.broadcast_in_dim(peak, scores.shape, [0]))
     total = softmax.total * fade + jnp.sum(weights, axis=1)
     faded = softmax.weighted * lax.broadcast_in_dim(fade, softmax.weighted.shape, [0])
-    wait()
-    weighted = add_matmul(faded, weights.astype(jnp.bfloat16), v_smem, shape.interpret)
+    factors = wait(weights).astype(jnp.bfloat16)
+    weighted = add_matmul(faded, factors, v_smem, shape.interpret)
     return Softmax(weighted=weighted, peak=peak, total=total)
 
 

@@ -2,7 +2,8 @@
 
 One program is one (row, kv head, split of the context): it reads each key and value once for all
 query heads of the kv head, `stages` blocks ahead. Splits lie on an absolute grid and are merged in
-order, so a row's result depends on nothing but the row.
+order, so a row's result depends on nothing but the row. Where pages hold codes, one more warpgroup
+brings them (see `mosaic_codes`).
 """
 
 import functools
@@ -20,8 +21,9 @@ from pallas_kernels.paged_attention.mosaic_blocks import (
     BlockShape,
     Softmax,
     add_block,
+    block_products,
     block_range,
-    block_scores,
+    capped_scores,
     empty_softmax,
     erase_unseen,
     fetch_block,
@@ -29,6 +31,21 @@ from pallas_kernels.paged_attention.mosaic_blocks import (
     masked_scores,
     normalized,
 )
+from pallas_kernels.paged_attention.mosaic_codes import (
+    FLOATS,
+    INT8,
+    Side,
+    code_scratch,
+    head_factor,
+    kind_of,
+    make_sides,
+    page_arrays,
+    scaled_result,
+    scaled_scores,
+    scaled_weights,
+    widen_blocks,
+)
+from pallas_kernels.paged_attention.pages import Pages
 from pallas_kernels.paged_attention.tiles import BLOCK_ROWS, DecodeTiles
 
 ROW_STEP = 8  # rows of one tile in shared memory
@@ -36,8 +53,8 @@ ROW_STEP = 8  # rows of one tile in shared memory
 
 def decode_attention(
     q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
+    k_pages: Pages,
+    v_pages: Pages,
     table: jax.Array,
     starts: jax.Array,
     lengths: jax.Array,
@@ -47,7 +64,8 @@ def decode_attention(
 ) -> jax.Array:
     """See `reference.paged_attention`; a kv head's query rows fit in one tile (Q·G ≤ 64)."""
     num_rows, num_queries, num_heads, head_dim = q.shape
-    num_kv_heads = k_pages.shape[1]
+    arrays, scales = page_arrays(k_pages, v_pages)
+    kinds, num_kv_heads = (kind_of(k_pages), kind_of(v_pages)), arrays[0].shape[1]
     group = num_heads // num_kv_heads
     grouped = q.reshape(num_rows, num_queries, num_kv_heads, group, head_dim)
     grouped = grouped.swapaxes(1, 2).reshape(num_rows, num_kv_heads, -1, head_dim)
@@ -56,9 +74,9 @@ def decode_attention(
     positions = table.shape[1] * shape.page_tokens
     split = tiles.split_for(positions)
     num_splits = _num_splits(positions, split, num_queries, shape.window)
-    run = _decode_call(grouped.shape, (num_queries, group), (split, num_splits), shape, tiles)
-    arrays = (grouped, k_pages, v_pages, table, starts, lengths)
-    parts = run(*arrays)
+    sizes = {"num_queries": num_queries, "group": group, "split": split, "num_splits": num_splits}
+    run = _decode_call(grouped.shape, kinds, sizes, shape, tiles)
+    parts = run(grouped, *arrays, table, starts, lengths, *scales)
     out = parts[0]
     if num_splits > 1:
         out = _merge(Softmax(*parts), starts, lengths, split, shape).astype(q.dtype)
@@ -82,42 +100,37 @@ def _first_split(starts: Any, split: int, window: int) -> Any:
 
 def _decode_call(
     rows_shape: tuple[int, ...],
-    tokens: tuple[int, int],
-    splits: tuple[int, int],
+    kinds: tuple[str, str],
+    sizes: dict[str, int],
     shape: BlockShape,
     tiles: DecodeTiles,
 ) -> Any:
     """The kernel as a function of arrays: one output, or the partial results of each split.
 
-    tokens: query tokens and query heads of a kv head. splits: positions in a split, and how many.
+    sizes: query tokens, query heads of a kv head, positions in a split, and number of splits.
     """
-    num_queries, group = tokens
-    split, num_splits = splits
     num_rows, num_kv_heads, _, head_dim = rows_shape
     num_groups = head_dim // shape.columns
-    out_type, results = _results(rows_shape, num_splits, shape.columns)
+    out_type, results = _results(rows_shape, sizes["num_splits"], shape.columns)
     pipeline = tiled_smem(tiles.stages, tiles.block_keys, head_dim)
-    ready = plgpu.Barrier(num_arrivals=shape.copies, num_barriers=tiles.stages)
+    ready = [
+        plgpu.Barrier(num_arrivals=shape.copies if kind == FLOATS else 1, num_barriers=tiles.stages)
+        for kind in kinds
+    ]
     is_read = plgpu.Barrier(num_arrivals=num_groups, num_barriers=tiles.stages)
     all_done = plgpu.Barrier(num_arrivals=num_groups)
     return plgpu.kernel(
-        functools.partial(
-            _decode_kernel,
-            num_queries=num_queries,
-            group=group,
-            split=split,
-            num_splits=num_splits,
-            shape=shape,
-        ),
+        functools.partial(_decode_kernel, **sizes, kinds=kinds, shape=shape),
         out_type=out_type,
-        grid=(num_kv_heads, num_splits, num_rows),
+        grid=(num_kv_heads, sizes["num_splits"], num_rows),
         grid_names=("head", "split", "row"),
-        num_threads=num_groups,
+        num_threads=num_groups + (kinds != (FLOATS, FLOATS)),
         thread_name="columns",
         scratch_types=[
             tiled_smem(BLOCK_ROWS, head_dim),
             shared_union([pipeline, pipeline], results, interpret=shape.interpret),
-            [plgpu.Barrier(), ready, ready, is_read, all_done],
+            [plgpu.Barrier(), *ready, is_read, all_done],
+            code_scratch(kinds, head_dim, shape, tiles),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
         kernel_name="decode_attention",
@@ -144,23 +157,24 @@ def _results(
 
 
 def _decode_kernel(
-    q_gmem: Any,
-    k_gmem: Any,
-    v_gmem: Any,
-    table_gmem: Any,
-    starts_gmem: Any,
-    lengths_gmem: Any,
-    *outputs_and_scratch: Any,
+    *refs: Any,
     num_queries: int,
     group: int,
     split: int,
     num_splits: int,
+    kinds: tuple[str, str],
     shape: BlockShape,
 ) -> None:
-    """Every warpgroup computes all scores, and the output for its own columns of the values."""
-    *outputs, q_smem, union_smem, barriers = outputs_and_scratch
+    """Every warpgroup computes all scores, and the output for its own columns of the values; where
+    there are codes, the last one brings them instead."""
+    q_gmem, k_gmem, v_gmem, table_gmem, starts_gmem, lengths_gmem, *others = refs
+    num_scales = len(kinds) - kinds.count(FLOATS)
+    scales_gmem, others = others[:num_scales], others[num_scales:]
+    *outputs, q_smem, union_smem, barriers, code_refs = others
     (k_smem, v_smem), results_smem = union_smem
     q_ready, k_ready, v_ready, is_read, all_done = barriers
+    pipelines = [Side(k_smem, k_ready, is_read), Side(v_smem, v_ready, None)]
+    sides = make_sides([k_gmem, v_gmem], scales_gmem, pipelines, code_refs)
     row, head, part = (lax.axis_index(name) for name in ("row", "head", "split"))
     this_group, num_groups = lax.axis_index("columns"), shape.head_dim // shape.columns
     columns = pl.ds(this_group * shape.columns, shape.columns)
@@ -172,6 +186,7 @@ def _decode_kernel(
     first = jnp.maximum(first, this * (split // keys))
     last = jnp.minimum(last, (this + 1) * (split // keys))
     is_busy = (lengths_gmem[row] > 0) & (first < last)
+    k_factor, v_factor = (head_factor(side, head) for side in sides)
 
     def fetch(block: Any) -> None:
         buffer = lax.rem(block - first, jnp.int32(stages))
@@ -183,22 +198,28 @@ def _decode_kernel(
         buffer = lax.rem(block - first, jnp.int32(stages))
         values_smem = v_smem.at[buffer, :, columns]
         plgpu.barrier_wait(k_ready.at[buffer])
-        scores = block_scores(q_smem, k_smem.at[buffer], shape)
+        products = block_products(q_smem, k_smem.at[buffer], shape)
+        products = scaled_scores(products, sides[0], buffer, k_factor, shape)
+        scores = capped_scores(products, shape)
         query: Any = start
         if num_queries > 1:  # row r holds query token r // group
             query = start + lax.div(iota(scores.shape, 0, WGMMA, shape.interpret), jnp.int32(group))
         scores = masked_scores(scores, block * keys, end, query, shape)
 
-        def wait() -> None:
+        def wait(weights: jax.Array) -> jax.Array:
             plgpu.barrier_wait(v_ready.at[buffer])
-            erase_unseen(values_smem, block * keys, start, end, shape)
+            if kinds[1] != INT8:  # which has no NaN
+                erase_unseen(values_smem, block * keys, start, end, shape)
+            return scaled_weights(weights, sides[1], buffer, shape)
 
         softmax = add_block(softmax, scores, values_smem, wait, shape)
 
         @pl.when(block + stages < last)
         def _refill() -> None:
-            if num_groups > 1:
+            if num_groups > 1 or num_scales:
                 plgpu.barrier_arrive(is_read.at[buffer])
+            if num_scales:
+                return
 
             @pl.when(this_group == 0)
             def _fetch() -> None:
@@ -227,20 +248,29 @@ def _decode_kernel(
             pl.when(this_group == 0)(copy)
         plgpu.wait_smem_to_gmem(0)
 
-    @pl.when(is_busy)
-    def _attend() -> None:
+    def attend() -> None:
         @pl.when(this_group == 0)
         def _start() -> None:
             plgpu.copy_gmem_to_smem(q_gmem.at[row, head], q_smem.at[pl.ds(0, rows)], q_ready)
-            for ahead in range(stages):
+            for ahead in range(stages if not num_scales else 0):
                 pl.when(first + ahead < last)(functools.partial(fetch, first + ahead))
 
         plgpu.barrier_wait(q_ready)
         softmax = lax.fori_loop(first, last, step, empty_softmax(shape))
+        softmax = scaled_result(softmax, v_factor)
         store([normalized(softmax)] if num_splits == 1 else softmax)
 
+    def bring() -> None:
+        widen_blocks(sides, table_gmem, (row, head, last_page_of(end, shape)), (first, last), shape)
+
+    is_reader: Any = True
+    if num_scales:
+        is_reader = this_group < num_groups
+        pl.when(is_busy & (this_group == num_groups))(bring)
+    pl.when(is_busy & is_reader)(attend)
     if num_splits == 1:  # else a split without keys is left out of the merge
-        pl.when(jnp.logical_not(is_busy))(lambda: store([empty_softmax(shape).weighted]))
+        is_idle = jnp.logical_not(is_busy) & is_reader
+        pl.when(is_idle)(lambda: store([empty_softmax(shape).weighted]))
 
 
 def _merge(

@@ -3,7 +3,8 @@
 A tile is 64 tokens of one query head. In a program two warpgroups compute and a third only copies
 keys and values ahead of them. The two take turns: while one multiplies, the other has its softmax.
 They have a tile each or, where the registers do not hold a whole output (heads of 256), half the
-output's columns each of the same tile.
+output's columns each of the same tile. Where pages hold codes, the third warpgroup also widens them
+(see `mosaic_codes`).
 
 Source: FlashAttention-3 (Shah et al. 2024), section 3.1, over pages.
 """
@@ -22,8 +23,9 @@ from pallas_kernels.paged_attention.mosaic_blocks import (
     WGMMA,
     BlockShape,
     add_block,
+    block_products,
     block_range,
-    block_scores,
+    capped_scores,
     empty_softmax,
     erase_unseen,
     fetch_block,
@@ -31,18 +33,33 @@ from pallas_kernels.paged_attention.mosaic_blocks import (
     masked_scores,
     normalized,
 )
+from pallas_kernels.paged_attention.mosaic_codes import (
+    FLOATS,
+    INT8,
+    Side,
+    code_scratch,
+    head_factor,
+    kind_of,
+    make_sides,
+    page_arrays,
+    scaled_result,
+    scaled_scores,
+    scaled_weights,
+    widen_blocks,
+)
+from pallas_kernels.paged_attention.pages import Pages
 from pallas_kernels.paged_attention.tiles import BLOCK_ROWS, PrefillTiles
 
 COMPUTE_GROUPS = 2
-# Registers a thread; (2 · 232 + 40) · 128 is what a multiprocessor has.
-COMPUTE_REGISTERS = 232
-COPY_REGISTERS = 40
+# Registers of a computing and a copying thread; (2 · 232 + 40) · 128 is what a multiprocessor has.
+REGISTERS = (232, 40)
+WIDENING_REGISTERS = (216, 72)  # where the copying warpgroup widens codes
 
 
 def prefill_attention(
     q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
+    k_pages: Pages,
+    v_pages: Pages,
     table: jax.Array,
     starts: jax.Array,
     lengths: jax.Array,
@@ -52,16 +69,22 @@ def prefill_attention(
 ) -> jax.Array:
     """See `reference.paged_attention`; query tokens are padded to a multiple of 64."""
     num_rows, num_queries, num_heads, head_dim = q.shape
-    num_kv_heads = k_pages.shape[1]
+    arrays, scales = page_arrays(k_pages, v_pages)
+    kinds, num_kv_heads = (kind_of(k_pages), kind_of(v_pages)), arrays[0].shape[1]
     padded = jnp.pad(q, ((0, 0), (0, -num_queries % BLOCK_ROWS), (0, 0), (0, 0)))
     group = num_heads // num_kv_heads
     num_tiles = padded.shape[1] // BLOCK_ROWS * group
     tiles_at_once = COMPUTE_GROUPS * shape.columns // head_dim
     pipeline = tiled_smem(tiles.stages, tiles.block_keys, head_dim)
-    ready = plgpu.Barrier(num_arrivals=shape.copies, num_barriers=tiles.stages)
+    ready = [
+        plgpu.Barrier(num_arrivals=shape.copies if kind == FLOATS else 1, num_barriers=tiles.stages)
+        for kind in kinds
+    ]
     is_read = plgpu.Barrier(num_arrivals=COMPUTE_GROUPS, num_barriers=tiles.stages)
     run = plgpu.kernel(
-        functools.partial(_prefill_kernel, group=group, num_tiles=num_tiles, shape=shape),
+        functools.partial(
+            _prefill_kernel, group=group, num_tiles=num_tiles, kinds=kinds, shape=shape
+        ),
         out_type=jax.ShapeDtypeStruct(padded.shape, jnp.bfloat16),
         grid=(num_kv_heads, -(-num_tiles // tiles_at_once), num_rows),
         grid_names=("head", "tiles", "row"),
@@ -70,14 +93,15 @@ def prefill_attention(
         scratch_types=[
             [tiled_smem(tiles_at_once, BLOCK_ROWS, head_dim), pipeline, pipeline],
             tiled_smem(COMPUTE_GROUPS, BLOCK_ROWS, shape.columns),
-            [plgpu.Barrier(num_barriers=tiles_at_once), ready, ready],
+            [plgpu.Barrier(num_barriers=tiles_at_once), *ready],
             [is_read, is_read, plgpu.Barrier(num_arrivals=COMPUTE_GROUPS)],
+            code_scratch(kinds, head_dim, shape, tiles),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
         kernel_name="prefill_attention",
         interpret=simulation(shape.interpret),
     )
-    return run(padded, k_pages, v_pages, table, starts, lengths)[:, :num_queries]
+    return run(padded, *arrays, table, starts, lengths, *scales)[:, :num_queries]
 
 
 def _tile_of(number: Any, group: int, num_tiles: int) -> tuple[Any, Any]:
@@ -92,22 +116,13 @@ def _tile_of(number: Any, group: int, num_tiles: int) -> tuple[Any, Any]:
 
 
 def _prefill_kernel(
-    q_gmem: Any,
-    k_gmem: Any,
-    v_gmem: Any,
-    table_gmem: Any,
-    starts_gmem: Any,
-    lengths_gmem: Any,
-    out_gmem: Any,
-    buffers: Any,
-    results_smem: Any,
-    arrivals: Any,
-    turns: Any,
-    *,
-    group: int,
-    num_tiles: int,
-    shape: BlockShape,
+    *refs: Any, group: int, num_tiles: int, kinds: tuple[str, str], shape: BlockShape
 ) -> None:
+    q_gmem, k_gmem, v_gmem, table_gmem, starts_gmem, lengths_gmem, *scales_gmem = refs[:-6]
+    out_gmem, buffers, results_smem, arrivals, turns, code_refs = refs[-6:]
+    pipelines = [Side(*one) for one in zip(buffers[1:], arrivals[1:], turns[:2], strict=True)]
+    sides = make_sides([k_gmem, v_gmem], scales_gmem, pipelines, code_refs)
+    compute_registers, copy_registers = WIDENING_REGISTERS if scales_gmem else REGISTERS
     row, head, number = (lax.axis_index(name) for name in ("row", "head", "tiles"))
     warpgroup = lax.axis_index("warpgroup")
     at_once = COMPUTE_GROUPS * shape.columns // shape.head_dim
@@ -127,13 +142,15 @@ def _prefill_kernel(
 
     @pl.when(warpgroup < COMPUTE_GROUPS)
     def _compute() -> None:
-        plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+        plgpu.set_max_registers(compute_registers, action="increase")
         q_smem, q_ready = buffers[0].at[mine], arrivals[0].at[mine]
         copy = functools.partial(plgpu.copy_gmem_to_smem, q_gmem.at[tile], q_smem, q_ready)
         pl.when(warpgroup < at_once)(copy)
         plgpu.barrier_wait(q_ready)
         where = (warpgroup, first_token, columns)
-        softmax = _tile_kernel(q_smem, buffers[1:], arrivals[1:], turns, where, span, shape)
+        factors = tuple(head_factor(side, head) for side in sides)
+        softmax = _tile_kernel(q_smem, sides, factors, turns[2], where, span, kinds, shape)
+        softmax = scaled_result(softmax, factors[1])
         out_smem = results_smem.at[warpgroup]
         out_smem[...] = normalized(softmax).astype(jnp.bfloat16)
         plgpu.commit_smem()
@@ -142,28 +159,29 @@ def _prefill_kernel(
 
     @pl.when(warpgroup == COMPUTE_GROUPS)
     def _copy() -> None:
-        plgpu.set_max_registers(COPY_REGISTERS, action="decrease")
+        plgpu.set_max_registers(copy_registers, action="decrease")
         place = (row, head, last_page_of(end, shape))
-        sources = (k_gmem, v_gmem, table_gmem)
-        _copy_blocks(sources, buffers[1:], arrivals[1:], turns[:2], place, span, shape)
+        if scales_gmem:
+            widen_blocks(sides, table_gmem, place, span[2:], shape)
+        else:
+            _copy_blocks(sides, table_gmem, place, span[2:], shape)
 
 
 def _copy_blocks(
-    sources: Any, buffers: Any, arrivals: Any, is_read: Any, place: Any, span: Any, shape: Any
+    sides: tuple[Side, Side], table_gmem: Any, place: Any, span: Any, shape: BlockShape
 ) -> None:
     """Brings block after block, each as soon as both warpgroups have read what is in its place."""
-    k_gmem, v_gmem, table_gmem = sources
     row, head, last_page = place
-    _, _, first, last = span
-    stages = buffers[0].shape[0]
+    first, last = span
+    stages = sides[0].blocks.shape[0]
 
     def bring(block: Any, *, is_refill: bool) -> None:
         buffer = lax.rem(block - first, jnp.int32(stages))
-        for which, pages in enumerate((k_gmem, v_gmem)):
+        for side in sides:
             if is_refill:
-                plgpu.barrier_wait(is_read[which].at[buffer])
-            smem, ready = buffers[which].at[buffer], arrivals[which].at[buffer]
-            fetch_block(pages, table_gmem, smem, ready, (row, head, block, last_page), shape)
+                plgpu.barrier_wait(side.is_read.at[buffer])
+            smem, ready = side.blocks.at[buffer], side.ready.at[buffer]
+            fetch_block(side.pages, table_gmem, smem, ready, (row, head, block, last_page), shape)
 
     for ahead in range(stages):
         pl.when(first + ahead < last)(functools.partial(bring, first + ahead, is_refill=False))
@@ -175,17 +193,16 @@ def _copy_blocks(
 
 def _tile_kernel(
     q_smem: Any,
-    buffers: Any,
-    arrivals: Any,
-    turns: Any,
+    sides: tuple[Side, Side],
+    factors: tuple[Any, Any],
+    turn: Any,
     where: Any,
     span: Any,
+    kinds: tuple[str, str],
     shape: BlockShape,
 ) -> Any:
     """One tile's softmax over the blocks of `span`."""
-    k_smem, v_smem = buffers
-    k_ready, v_ready = arrivals
-    k_read, v_read, turn = turns
+    (k_smem, k_ready, k_read, *_), (v_smem, v_ready, v_read, *_) = sides
     warpgroup, first_token, columns = where
     start, end, first, last = span
     stages, keys = k_smem.shape[0], shape.block_keys
@@ -200,18 +217,21 @@ def _tile_kernel(
         values_smem = v_smem.at[buffer, :, columns]
         is_refilled = block + stages < last
         plgpu.barrier_wait(k_ready.at[buffer])
-        scores = block_scores(q_smem, k_smem.at[buffer], shape, pass_turn)
+        products = block_products(q_smem, k_smem.at[buffer], shape, pass_turn)
+        scores = capped_scores(scaled_scores(products, sides[0], buffer, factors[0], shape), shape)
         pl.when(is_refilled)(lambda: plgpu.barrier_arrive(k_read.at[buffer]))
         if is_masked:
             rows = query + iota(scores.shape, 0, WGMMA, shape.interpret)
             scores = masked_scores(scores, block * keys, end, rows, shape)
 
-        def wait() -> None:
+        def wait(weights: jax.Array) -> jax.Array:
             plgpu.barrier_arrive(turn)
             plgpu.barrier_wait(v_ready.at[buffer])
-            if is_masked:
+            if is_masked and kinds[1] != INT8:  # which has no NaN
                 erase_unseen(values_smem, block * keys, start, end, shape)
+            weights = scaled_weights(weights, sides[1], buffer, shape)
             plgpu.barrier_wait(turn)
+            return weights
 
         softmax = add_block(softmax, scores, values_smem, wait, shape)
         pl.when(is_refilled)(lambda: plgpu.barrier_arrive(v_read.at[buffer]))

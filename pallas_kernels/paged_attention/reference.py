@@ -14,6 +14,13 @@ from einops import rearrange
 from jax import lax
 
 from pallas_kernels.folded_sum import folded_sum
+from pallas_kernels.paged_attention.pages import (
+    HeadScaledPages,
+    Pages,
+    TokenScaledPages,
+    as_floats,
+    code_array,
+)
 from pallas_kernels.rounding import rounded
 
 BLOCK_TOKENS = 64  # keys handled at once; fixed, since it decides the order of additions
@@ -24,8 +31,8 @@ MASKED = -1e30
 
 def paged_attention(
     q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
+    k_pages: Pages,
+    v_pages: Pages,
     table: jax.Array,
     starts: jax.Array,
     lengths: jax.Array,
@@ -43,8 +50,8 @@ def paged_attention(
     Args:
         q: [B, Q, H, D] f32 or bf16 – rotated queries.
         k_pages: [P, K, S, D] f32, bf16, or u16 that holds the bits of bf16 – key pages of one
-            layer, S a power of two.
-        v_pages: [P, K, S, D] – value pages.
+            layer, S a power of two; or codes with scales (see `pages`).
+        v_pages: [P, K, S, D] – value pages; they may be of another kind than the keys'.
         table: [B, N] i32 – page of each S positions of a row; what lies past its end is not read
             into the result.
         starts: [B] i32 – position of a row's first query token.
@@ -61,7 +68,7 @@ def paged_attention(
     Cost: 4·B·Q·H·D FLOPs a key, 2·K·D values read a key and row.
     """
     num_rows, num_queries, num_heads, head_dim = q.shape
-    num_kv_heads = k_pages.shape[1]
+    num_kv_heads = code_array(k_pages).shape[1]
     positions = starts[:, None] + jnp.arange(num_queries, dtype=jnp.int32)[None, :]  # [B, Q]
     queries, query_positions = _as_one_row_axis(q, positions, num_kv_heads, scale)
     first, last = _block_range(starts, lengths, window)
@@ -145,11 +152,13 @@ def _block_range(starts, lengths, window):
 
 def _fetch_block(pages, table, block):
     """Keys or values of one block for every row: [B·K, BLOCK_TOKENS, D] f32, heads padded."""
-    tokens = _gather_block(pages, table, block)
-    if tokens.dtype == jnp.uint16:
-        tokens = lax.bitcast_convert_type(tokens, jnp.bfloat16)
-    tokens = rearrange(tokens, "b k t d -> (b k) t d").astype(jnp.float32)
-    return jnp.pad(tokens, ((0, 0), (0, 0), (0, -pages.shape[-1] % HEAD_DIM_STEP)))
+    tokens = as_floats(_gather_block(code_array(pages), table, block))
+    if isinstance(pages, TokenScaledPages):
+        tokens = tokens * as_floats(_gather_block(pages.scales[..., None], table, block))
+    if isinstance(pages, HeadScaledPages):
+        tokens = tokens * pages.scales[:, None, None]
+    tokens = rearrange(tokens, "b k t d -> (b k) t d")
+    return jnp.pad(tokens, ((0, 0), (0, 0), (0, -tokens.shape[-1] % HEAD_DIM_STEP)))
 
 
 def _gather_block(pages, table, block):

@@ -23,14 +23,16 @@ class DecodeTiles:
     stages: steps in flight, at least 2; each holds a key and a value block.
     split_tokens: positions of one program; a multiple of block_keys. Fixed, since it decides the
         order of additions.
+    code_stages: steps whose codes are copied ahead, where pages hold codes; else 0.
     """
 
     block_keys: int
     stages: int
     split_tokens: int
+    code_stages: int = 0
 
     def __post_init__(self) -> None:
-        _check_pipeline(self.block_keys, self.stages)
+        _check_pipeline(self)
         if self.split_tokens < 1 or self.split_tokens % self.block_keys:
             raise ValueError(
                 f"split_tokens={self.split_tokens} must be a multiple of block_keys="
@@ -49,7 +51,7 @@ class DecodeTiles:
         """Shared memory of one block: the query rows, and the pipeline, whose place the result
         takes at the end. Barriers (a few dozen bytes) are left out."""
         rows = BLOCK_ROWS * head_dim * 2
-        return rows + _pipeline_bytes(self.block_keys, self.stages, head_dim)
+        return rows + _pipeline_bytes(self, head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +60,15 @@ class PrefillTiles:
 
     block_keys: keys of one step of the pipeline; 64 or 128.
     stages: steps in flight, at least 2.
+    code_stages: steps whose codes are copied ahead, where pages hold codes; else 0.
     """
 
     block_keys: int
     stages: int
+    code_stages: int = 0
 
     def __post_init__(self) -> None:
-        _check_pipeline(self.block_keys, self.stages)
+        _check_pipeline(self)
 
     def shared_bytes(self, head_dim: int) -> int:
         """Shared memory of one block: query rows, the pipeline, and the output of two warpgroups.
@@ -72,38 +76,48 @@ class PrefillTiles:
         columns = min(head_dim, MAX_COLUMNS)
         rows = 2 * columns // head_dim * BLOCK_ROWS * head_dim * 2
         out = 2 * BLOCK_ROWS * columns * 2
-        return rows + _pipeline_bytes(self.block_keys, self.stages, head_dim) + out
+        return rows + _pipeline_bytes(self, head_dim) + out
 
 
-def decode_tiles(head_dim: int) -> DecodeTiles:
+def decode_tiles(head_dim: int, *, has_codes: bool = False) -> DecodeTiles:
     """The default sizes of a decode step."""
-    return DecodeTiles(**_defaults()["decode"][str(head_dim)])
+    step = "decode of codes" if has_codes else "decode"
+    return DecodeTiles(**_defaults()[step][str(head_dim)])
 
 
-def prefill_tiles(head_dim: int, *, is_plain: bool) -> PrefillTiles:
+def prefill_tiles(head_dim: int, *, is_plain: bool, has_codes: bool = False) -> PrefillTiles:
     """The default sizes of a prefill step; plain is one without window and softcap."""
     step = "prefill" if is_plain else "prefill with window or softcap"
+    step = "prefill of codes" if has_codes else step
     return PrefillTiles(**_defaults()[step][str(head_dim)])
 
 
-def decode_choices(head_dim: int, shared_bytes: int, *, is_plain: bool) -> list[DecodeTiles]:
+def decode_choices(
+    head_dim: int, shared_bytes: int, *, is_plain: bool, has_codes: bool = False
+) -> list[DecodeTiles]:
     """Every choice worth a measurement that fits into the shared memory of a block."""
     choices = [
-        DecodeTiles(block_keys=keys, stages=stages, split_tokens=1024)
-        for keys in _key_choices(head_dim, is_plain)
-        for stages in (2, 3, 4)
+        DecodeTiles(block_keys=keys, stages=stages, split_tokens=1024, code_stages=code_stages)
+        for keys, stages, code_stages in _pipelines(head_dim, is_plain, has_codes)
     ]
     return [one for one in choices if one.shared_bytes(head_dim) <= shared_bytes]
 
 
-def prefill_choices(head_dim: int, shared_bytes: int, *, is_plain: bool) -> list[PrefillTiles]:
+def prefill_choices(
+    head_dim: int, shared_bytes: int, *, is_plain: bool, has_codes: bool = False
+) -> list[PrefillTiles]:
     """Every choice worth a measurement that fits into the shared memory of a block."""
     choices = [
-        PrefillTiles(block_keys=keys, stages=stages)
-        for keys in _key_choices(head_dim, is_plain)
-        for stages in (2, 3, 4)
+        PrefillTiles(block_keys=keys, stages=stages, code_stages=code_stages)
+        for keys, stages, code_stages in _pipelines(head_dim, is_plain, has_codes)
     ]
     return [one for one in choices if one.shared_bytes(head_dim) <= shared_bytes]
+
+
+def _pipelines(head_dim: int, is_plain: bool, has_codes: bool) -> list[tuple[int, int, int]]:
+    """(block_keys, stages, code_stages): codes need two widened blocks, and go ahead themselves."""
+    depths = [(2, 1), (2, 2), (2, 3), (2, 4)] if has_codes else [(2, 0), (3, 0), (4, 0)]
+    return [(keys, *depth) for keys in _key_choices(head_dim, is_plain) for depth in depths]
 
 
 def _key_choices(head_dim: int, is_plain: bool) -> tuple[int, ...]:
@@ -111,15 +125,24 @@ def _key_choices(head_dim: int, is_plain: bool) -> tuple[int, ...]:
     return (64, 128) if head_dim < 128 or (head_dim == 128 and is_plain) else (64,)
 
 
-def _check_pipeline(block_keys: int, stages: int) -> None:
-    if block_keys not in (64, 128):
-        raise ValueError(f"block_keys={block_keys} must be 64 or 128")
-    if stages < 2:
-        raise ValueError(f"stages={stages} must be at least 2: one is filled while one is read")
+def _check_pipeline(tiles: DecodeTiles | PrefillTiles) -> None:
+    if tiles.block_keys not in (64, 128):
+        raise ValueError(f"block_keys={tiles.block_keys} must be 64 or 128")
+    if tiles.stages < 2:
+        raise ValueError(
+            f"stages={tiles.stages} must be at least 2: one is filled while one is read"
+        )
+    if tiles.code_stages < 0:
+        raise ValueError(f"code_stages={tiles.code_stages} must be at least 0")
 
 
-def _pipeline_bytes(block_keys: int, stages: int, head_dim: int) -> int:
-    return stages * 2 * block_keys * head_dim * 2
+def _pipeline_bytes(tiles: DecodeTiles | PrefillTiles, head_dim: int) -> int:
+    """Blocks of keys and values, and codes of both with the scales of int8 on either side."""
+    keys = 2 * tiles.block_keys
+    blocks = tiles.stages * keys * head_dim * 2
+    if not tiles.code_stages:
+        return blocks
+    return blocks + tiles.code_stages * keys * (head_dim + 2) + tiles.stages * keys * 4
 
 
 @functools.cache

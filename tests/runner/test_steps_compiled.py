@@ -20,8 +20,13 @@ from jaxinfer.config.engine_config import engine_config
 from jaxinfer.config.geometry import cache_bytes
 from jaxinfer.config.targets import gpu_target
 from jaxinfer.jobs.hlo_text import Program, count_traffic, parse_program
-from jaxinfer.jobs.plan import PlannedEngine, decide_engine, page_shapes
-from jaxinfer.jobs.plan_records import layer_kv_bytes, live_kv_bytes
+from jaxinfer.jobs.plan import (
+    PlannedEngine,
+    decide_engine,
+    page_shapes,
+    token_bytes_by_layer,
+)
+from jaxinfer.jobs.plan_records import live_kv_bytes, live_tokens
 from jaxinfer.runner.programs import program_sources
 from jaxinfer.sampling.slot_state import abstract_loop_state
 from tests.support.aot import KernelPlan, compile_kernels, needs_aot, on_target
@@ -187,7 +192,8 @@ def check_traffic(found: Compiled) -> str:
     shapes = page_shapes(engine)
     traffic = count_traffic(found.program, lambda array: array.dims in shapes)
     moved = traffic.num_bytes + sum(
-        layer_kv_bytes(config, geometry, layer, SLOTS, MAX_LEN) for layer in traffic.page_reads
+        token_bytes * live_tokens(config, int(layer), SLOTS, MAX_LEN)
+        for layer, token_bytes in token_bytes_by_layer(traffic).items()
     )
     weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(engine.params))
     if not config.tie_embeddings:

@@ -165,16 +165,16 @@ def _kv_scales(config: CtConfig, tensors: TensorSource) -> KvScales:
     Raises:
         CheckpointError: a layer has only one of the two, or a scale is no positive number.
     """
-    found: dict[int, dict[str, float]] = {}
+    found: dict[int, dict[str, tuple[float, ...]]] = {}
     for name, info in tensors.infos.items():
         if match := _KV_SCALE.fullmatch(name):
-            values = np.atleast_1d(tensors.stored(name)).astype(np.float32)
-            if values.shape != (1,) or not 0 < values[0] < np.inf:
+            values = tensors.stored(name).astype(np.float32).reshape(-1)
+            if not values.size or not np.all((values > 0) & (values < np.inf)):
                 raise CheckpointError(
-                    f"tensor {name!r} in {info.file} holds {values.tolist()[:4]}: a scale of the "
-                    "KV cache must be one positive number; fetch it again"
+                    f"tensor {name!r} in {info.file} holds {values.tolist()[:4]}: scales of the "
+                    "KV cache must be positive numbers; fetch it again"
                 )
-            found.setdefault(int(match[1]), {})[match[2]] = float(values[0])
+            found.setdefault(int(match[1]), {})[match[2]] = tuple(values.tolist())
     for layer, scales in found.items():
         if len(scales) == 1:
             lacking = ({"k", "v"} - set(scales)).pop()

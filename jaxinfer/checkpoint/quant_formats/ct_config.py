@@ -17,6 +17,7 @@ _SCALED = ("int-quantized", "float-quantized", "naive-quantized")
 FORMATS = (PACKED, *_SCALED, NVFP4, MXFP4)
 _CLASSES = ("Linear",)
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+_KV_STRATEGIES = ("tensor", "attn_head")
 _TRANSFORMS = ("transform_config", "sparsity_config")
 
 
@@ -168,10 +169,10 @@ def _has_kv_scheme(config: ConfigReader) -> bool:
     if not isinstance(scheme, Mapping):
         raise CheckpointError(f"{place}={scheme!r} must be an object; mend it")
     kind = f"{scheme.get('type')}{scheme.get('num_bits')}"
-    if kind not in ("float8", "int8") or scheme.get("strategy", "tensor") != "tensor":
+    if kind not in ("float8", "int8") or scheme.get("strategy", "tensor") not in _KV_STRATEGIES:
         raise UnsupportedError(
             f"{place}: {kind} with strategy {scheme.get('strategy')!r} is not read; known: float8 "
-            "and int8 with one scale a tensor"
+            "and int8 with one scale a tensor or a head"
         )
     return not scheme.get("dynamic", False)
 

@@ -14,7 +14,8 @@ from jaxinfer.checkpoint.leaf_source import FloatMatrix
 from jaxinfer.checkpoint.tensor_file import TensorInfo, TensorSource
 from jaxinfer.errors import CheckpointError, UnsupportedError
 
-KvScales = Mapping[int, tuple[float, float]]  # layer → scale of its keys, of its values
+# Layer → scales of its keys, of its values: one for all heads, or one a kv head.
+KvScales = Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]]
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 _SCALE_DTYPES = {"F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}

@@ -18,6 +18,7 @@ from pallas_kernels.dispatch import Platform
 from pallas_kernels.paged_attention import mosaic, paged_attention, resolve_implementation
 from pallas_kernels.paged_attention.cases import CASES, Case
 from pallas_kernels.paged_attention.tiles import DecodeTiles, PrefillTiles
+from tests.pallas_kernels.paged_attention.coded import code_sides
 from tests.pallas_kernels.paged_attention.dense import Problem, dense_attention, make_problem
 from tests.support.tolerances import KERNELS
 
@@ -51,26 +52,29 @@ def problem_of(case: Case, seed: int = 0) -> Problem:
 
 
 @functools.cache
-def program(scale: float, window: int, softcap: float, split_tokens: int) -> Any:
+def program(scale: float, window: int, softcap: float, split_tokens: int, code_stages: int) -> Any:
     tiles = None
     if split_tokens:
-        tiles = DecodeTiles(block_keys=64, stages=2, split_tokens=split_tokens)
+        sizes = {"stages": 2, "split_tokens": split_tokens, "code_stages": code_stages}
+        tiles = DecodeTiles(block_keys=64, **sizes)
     options = {"scale": scale, "window": window, "softcap": softcap, "tiles": tiles}
     return jax.jit(functools.partial(mosaic.paged_attention, **options, interpret=True))
 
 
 def simulate(case: Case, problem: Problem) -> np.ndarray:
-    *floats, table, starts, lengths = (jnp.asarray(array) for array in problem.arrays)
-    halves = (x.astype(jnp.bfloat16) for x in floats)
-    run = program(case.head_dim**-0.5, case.window, case.softcap, case.split_tokens)
-    found = run(*halves, table, starts, lengths)
+    q, _, _, *rows = (jnp.asarray(array) for array in problem.arrays)
+    k_pages, v_pages, _ = code_sides(problem, case.keys, case.values)
+    code_stages = 2 if {case.keys, case.values} != {"floats"} else 0
+    run = program(case.head_dim**-0.5, case.window, case.softcap, case.split_tokens, code_stages)
+    found = run(q.astype(jnp.bfloat16), k_pages, v_pages, *rows)
     assert found.dtype == jnp.bfloat16
     return np.asarray(found, np.float64)
 
 
 def assert_close(case: Case, problem: Problem, found: np.ndarray) -> None:
+    *_, held = code_sides(problem, case.keys, case.values)
     exact = dense_attention(
-        problem, scale=case.head_dim**-0.5, window=case.window, softcap=case.softcap
+        held, scale=case.head_dim**-0.5, window=case.window, softcap=case.softcap
     )
     assert np.isfinite(found).all()
     for row, expected in enumerate(exact):
