@@ -19,6 +19,11 @@ from tests.support.family_gguf import has_gguf_form, write_family_gguf
 from tests.support.tolerances import LOGITS
 
 NAMES = fixture_names()
+# A second fixture of a family: its logits are among the slow tests.
+SECOND = (
+    *("gemma2_bias", "gemma3", "mistral_full", "olmo2_mha", "phi3", "qwen2_yarn", "qwen3_window"),
+    "smollm3_window",
+)
 
 
 @pytest.fixture(params=NAMES)
@@ -40,9 +45,11 @@ def test_both_generations_of_a_config_are_one_model(fixture: Fixture, tmp_path: 
     assert "rope_parameters" in fixture.config and "rope_theta" in fixture.older
 
 
-def test_logits_are_those_of_transformers(
-    fixture: Fixture, tmp_path: Path, forward_logits: Any
-) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SECOND else ()) for n in NAMES]
+)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path, forward_logits: Any) -> None:
+    fixture = read_fixture(name)
     folder = fixture.write(tmp_path)
     for prompt in "01":
         ids = fixture.expected[f"ids{prompt}"].tolist()

@@ -44,12 +44,13 @@ CASES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 3.0,
         "tie_word_embeddings": True,
     },
-    "gemma2_own_head": {
+    "gemma2_bias": {
         "model_type": "gemma2",
         "head_dim": 16,
         "query_pre_attn_scalar": 16,
         "sliding_window": 8,
         "attention_bias": True,
+        "tie_word_embeddings": True,
     },
     "gemma3": {
         "model_type": "gemma3_text",
