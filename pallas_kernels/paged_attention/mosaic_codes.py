@@ -91,6 +91,14 @@ def code_scratch(
     return scratch
 
 
+def ready_barriers(
+    kinds: tuple[str, str], shape: BlockShape, tiles: DecodeTiles | PrefillTiles
+) -> list[Any]:
+    """For each side, barriers that tell when a block is there: copied, or widened."""
+    arrivals = [shape.copies if kind == FLOATS else 1 for kind in kinds]
+    return [plgpu.Barrier(num_arrivals=one, num_barriers=tiles.stages) for one in arrivals]
+
+
 def make_sides(
     arrays: list[Any], scales: list[Any], pipelines: list[Side], scratch: list[list[Any]]
 ) -> tuple[Side, Side]:
@@ -118,16 +126,13 @@ def widen_blocks(sides: tuple[Side, Side], table_gmem: Any, place: tuple, span: 
     """
     row, head, last_page = place
     first, last = span
-    code_stages = next(side.codes for side in sides if side.codes is not None).shape[0]
+    coded = [side for side in sides if side.codes is not None]
+    code_stages = coded[0].codes.shape[0]
 
     def copy_codes(block: Any) -> None:
-        buffer, where = (
-            lax.rem(block - first, jnp.int32(code_stages)),
-            (row, head, block, last_page),
-        )
-        for side in sides:
-            if side.codes is None:
-                continue
+        where = (row, head, block, last_page)
+        buffer = lax.rem(block - first, jnp.int32(code_stages))
+        for side in coded:
             arrived = side.arrived.at[buffer]
             fetch_block(side.pages, table_gmem, side.codes.at[buffer], arrived, where, shape)
             if side.scales is not None:
@@ -147,9 +152,8 @@ def widen_blocks(sides: tuple[Side, Side], table_gmem: Any, place: tuple, span: 
                 free = side.is_read.at[buffer]
                 pl.when(block - first >= stages)(lambda free=free: plgpu.barrier_wait(free))
             if side.codes is None:
-                where = (row, head, block, last_page)
-                ready, target = side.ready.at[buffer], side.blocks.at[buffer]
-                fetch_block(side.pages, table_gmem, target, ready, where, shape)
+                where, ready = (row, head, block, last_page), side.ready.at[buffer]
+                fetch_block(side.pages, table_gmem, side.blocks.at[buffer], ready, where, shape)
             else:
                 plgpu.barrier_wait(side.arrived.at[code_buffer])
                 _widen(side, buffer, code_buffer, shape)

@@ -33,9 +33,8 @@ DRAFTS: dict[str, Any] = {
     "adaptive": False,
 }
 OPTIONS: dict[str, Any] = {
-    "max_num_seqs": 4,
     "max_num_batched_tokens": 16,
-    "num_gpu_blocks_override": 14,  # a third of what four requests of 160 tokens can use
+    "num_gpu_blocks_override": 10,  # one request of 160 tokens and no more
     "admission": "optimistic",
     "preemption": "swap",
     "speculative_config": DRAFTS,
@@ -43,7 +42,10 @@ OPTIONS: dict[str, Any] = {
 ONE_BY_ONE = {"admission": "reserve", "enable_prefix_caching": False, "async_scheduling": False}
 
 
-@pytest.fixture(scope="module", params=KV_DTYPES)
+@pytest.fixture(
+    scope="module",
+    params=["int8", *(pytest.param(name, marks=pytest.mark.slow) for name in KV_DTYPES[1:])],
+)
 def coded(
     request: pytest.FixtureRequest, open_llm: OpenLLM, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LLM]:
@@ -93,7 +95,7 @@ def test_the_pool_takes_what_was_planned(coded: LLM) -> None:
     assert sum(leaf.ndim == 1 for leaf in leaves) == (4 if coded.geometry.kv_dtype == "fp8" else 0)
 
 
-BOUND = 2e-2  # of logits up to 4; rounding inputs and cache to fp8 moves them by 0.3
+BOUND = 1e-3  # the same numbers, but for single values that fall to the other side of a tie
 
 
 @pytest.mark.parametrize("prompt", [0, 1])
@@ -106,9 +108,8 @@ def test_a_kv_scheme_gives_the_library_s_logits(open_llm: OpenLLM, prompt: int) 
     with open_llm(folder, max_num_batched_tokens=16, **options) as llm:
         found = llm.logits(ids)
     error = np.abs(found - expected[f"emulated_logits{prompt}"])
-    print(error.max(), error.mean(), np.abs(found - expected[f"logits{prompt}"]).max())
-    assert error.max() < BOUND
-    assert np.abs(found - expected[f"logits{prompt}"]).max() > 2 * BOUND
+    assert error.max() < BOUND and error.mean() < BOUND / 100
+    assert np.abs(found - expected[f"logits{prompt}"]).max() > 0.1  # it is another model
 
 
 KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
