@@ -167,7 +167,6 @@ def plan_geometry(
         activation_dtype=activation,
         kv_dtype=kv,
         attention_kernel=ask.kernels,
-        norm_kernel=ask.kernels,
         swap_pages=_swap_pages(ask),
         logprobs_mode=ask.logprobs_mode,
         draft_tokens=_draft_tokens(ask, max_len),

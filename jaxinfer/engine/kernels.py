@@ -35,9 +35,7 @@ def decide_kernels(
         return replace(
             planned,
             attention_kernel=_attention_kernel(planned, model, platform),
-            norm_kernel=resolve_norm(
-                planned.norm_kernel, platform, columns, planned.activation_dtype
-            ),
+            norm_kernel=resolve_norm(ask.kernels, platform, columns, planned.activation_dtype),
         )
 
 

@@ -70,6 +70,12 @@ class Program:
     computations: Mapping[str, Computation]
     entry: str
 
+    @property
+    def num_launches(self) -> int:
+        """Of the program's straight line: what conditions and loops run is left out."""
+        lines = self.computations[self.entry].values()
+        return sum(1 for one in lines if one.opcode in _KERNELS)
+
     def kernels_of_layer(self, layer: int) -> int:
         """Launches that belong to one layer of the model."""
         lines = self.computations[self.entry].values()
@@ -78,13 +84,13 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Bytes that a run reads and writes, and the layer of each operand that is pages.
+    """Bytes that a run reads and writes, and each operand that is pages, with its layer.
 
     Branches of a condition count by the cheapest one, loops by one round.
     """
 
     num_bytes: int = 0
-    page_reads: tuple[int, ...] = ()
+    page_reads: tuple[tuple[int, Array], ...] = ()
 
     def __add__(self, other: "Traffic") -> "Traffic":
         return Traffic(
@@ -154,7 +160,7 @@ class _Counter:
         for operand in line.operands:
             arrays = lines[operand].arrays
             if line.opcode == "custom-call" and len(arrays) == 1 and self.is_pages(arrays[0]):
-                pages.append(line.layer or 0)
+                pages.append((line.layer or 0, arrays[0]))
             else:
                 moved += lines[operand].num_bytes
         return Traffic(num_bytes=moved, page_reads=tuple(pages))

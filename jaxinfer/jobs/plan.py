@@ -5,12 +5,12 @@ read what comes out; decides nothing itself. The compiler is told by an environm
 to write: in a process of its own (`plan_process`) nobody else sees that.
 """
 
-import os
+import functools
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from jaxinfer.config.geometry import (
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.targets import GpuTarget, gpu_target
 from jaxinfer.errors import CheckpointError, UnsupportedError
-from jaxinfer.jobs.hlo_text import count_traffic, parse_program
+from jaxinfer.jobs.hlo_text import Traffic, count_traffic, parse_program
+from jaxinfer.jobs.kernel_report import dumped_kernels, read_kernels
 from jaxinfer.jobs.plan_records import (
     RESERVED_BYTES,
     KernelPlan,
@@ -35,7 +36,6 @@ from jaxinfer.jobs.plan_records import (
     decode_loads,
 )
 
-_DUMP_FOLDER = "MOSAIC_GPU_DUMP_TO"  # read by the compiler, for as long as it runs
 _WITHOUT_ARGUMENTS = "init_step"
 _KERNEL_LINE = re.compile(r"^( *)\d+: (k\w+)")
 
@@ -195,29 +195,35 @@ def _compile(
 
     sources = program_sources(engine.params, engine.config, engine.geometry)
     del sources[_WITHOUT_ARGUMENTS]  # it has no place to be compiled for
-    programs = []
-    with _dumped_kernels() as dumps:
+    with dumped_kernels() as dumps, ThreadPoolExecutor(max_workers=1) as compiler:
+        futures = []
         for number, (name, source) in enumerate(sources.items()):
-            report(number, len(sources), name)
+            start = time.perf_counter()
             placed = replace(source, arguments=place_on_target(target, source.arguments))
-            programs.append(_program_plan(name, placed, engine))
-        kernels = {_kernel_plan(path) for path in sorted(dumps.glob("*.ptxas"))}
+            lowered = placed.lower()  # this one, while another compiles the last
+            seconds = time.perf_counter() - start
+            told = functools.partial(report, number, len(sources), name)
+            futures.append(compiler.submit(_program_plan, name, lowered, seconds, engine, told))
+        programs = tuple(future.result() for future in futures)
+        kernels = set(read_kernels(dumps))
     report(len(sources), len(sources), "")
-    return tuple(programs), tuple(sorted(kernels, key=lambda one: (one.name, one.registers)))
+    return programs, tuple(sorted(kernels, key=lambda one: (one.name, one.registers)))
 
 
-def _program_plan(name: str, source: Any, engine: PlannedEngine) -> ProgramPlan:
+def _program_plan(
+    name: str, lowered: Any, seconds: float, engine: PlannedEngine, tell: Callable[[], None]
+) -> ProgramPlan:
+    """seconds: that lowering took."""
+    tell()
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        options = {"xla_dump_to": folder}
-        executable = source.lower().compile(compiler_options=options)
-        seconds = time.perf_counter() - start
+        executable = lowered.compile(compiler_options={"xla_dump_to": folder})
+        seconds += time.perf_counter() - start
         thunks = sorted(Path(folder).glob("*thunk_sequence*"))  # the last with command buffers
         kernels, recorded = count_kernels(thunks[-1].read_text("utf-8") if thunks else "")
     memory, program = executable.memory_analysis(), parse_program(executable.as_text())
     shapes = page_shapes(engine)
     traffic = count_traffic(program, lambda array: array.dims in shapes)
-    layers = [str(layer) for layer in traffic.page_reads]
     return ProgramPlan(
         name=name,
         compile_seconds=seconds,
@@ -227,7 +233,7 @@ def _program_plan(name: str, source: Any, engine: PlannedEngine) -> ProgramPlan:
         recorded_kernels=recorded,
         kernels_a_layer=program.kernels_of_layer(1),
         moved_bytes=traffic.num_bytes,
-        page_reads={layer: layers.count(layer) for layer in layers},
+        page_reads=token_bytes_by_layer(traffic),
     )
 
 
@@ -253,12 +259,25 @@ def count_kernels(thunks: str) -> tuple[int, int]:
 
 
 def page_shapes(engine: PlannedEngine) -> set[tuple[int, ...]]:
+    """Of the arrays that are read through the page table: codes, and scales of tokens."""
     import jax
 
     from jaxinfer.cache import abstract_cache
 
     cache = abstract_cache(engine.config, engine.geometry)
-    return {leaf.shape for leaf in jax.tree.leaves(cache) if len(leaf.shape) == 4}
+    return {leaf.shape for leaf in jax.tree.leaves(cache) if len(leaf.shape) >= 3}
+
+
+def token_bytes_by_layer(traffic: Traffic) -> dict[str, int]:
+    """Bytes that a program reads of each cached token, in the page arrays of each layer.
+
+    Example: bfloat16 pages [P, 8, S, 128] of keys and of values: 8 · 128 · 2 of each, 4096.
+    """
+    found: dict[str, int] = {}
+    for layer, array in traffic.page_reads:
+        tokens = array.dims[0] * array.dims[2]  # [P, K, S, ...]
+        found[str(layer)] = found.get(str(layer), 0) + array.num_bytes // tokens
+    return found
 
 
 def _plan(
@@ -295,35 +314,6 @@ def _plan(
         ),
         programs=programs,
         kernels=kernels,
-    )
-
-
-@contextmanager
-def _dumped_kernels() -> Iterator[Path]:
-    """A folder into which the compiler writes what it says of each kernel."""
-    before = os.environ.get(_DUMP_FOLDER)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ[_DUMP_FOLDER] = folder
-        try:
-            yield Path(folder)
-        finally:
-            del os.environ[_DUMP_FOLDER]
-            if before is not None:
-                os.environ[_DUMP_FOLDER] = before
-
-
-def _kernel_plan(path: Path) -> KernelPlan:
-    said = path.read_text(encoding="utf-8")
-    passes = path.with_suffix(".mlir-passes.log")
-    with passes.open(encoding="utf-8", errors="replace") as lines:
-        sizes = (re.search(r"dynamic_shared_memory_size %c(\d+)", line) for line in lines)
-        shared = next((int(match.group(1)) for match in sizes if match), 0)
-    name = re.findall(r"Compiling entry function '(\w+?)(?:_mosaic_gpu_kernel)?'", said)
-    return KernelPlan(
-        name=name[0],
-        registers=int(re.findall(r"Used (\d+) registers", said)[0]),
-        spill_bytes=sum(map(int, re.findall(r"(\d+) bytes spill", said))),
-        shared_bytes=shared,
     )
 
 

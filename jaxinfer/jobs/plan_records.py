@@ -21,7 +21,8 @@ class ProgramPlan:
     kernels: launches of a whole run, branches not counted; kernels_a_layer: in the second layer
     (the first may differ), 0 without layers. recorded_kernels: of `kernels`, those inside command
     buffers (CUDA graphs). moved_bytes: read and written by one run, pages aside; 0 where that is
-    not known. page_reads: how often a layer's key or value pages are read, by layer.
+    not known. page_reads: bytes that it reads of each cached
+    token, by layer.
     """
 
     name: str
@@ -131,16 +132,14 @@ def plan_from_json(values: Mapping[str, Any]) -> TargetPlan:
 def live_kv_bytes(model: ModelConfig, geometry: Geometry, num_rows: int, context: int) -> int:
     """Keys and values that a decode step of `num_rows` requests at `context` tokens reads."""
     layers = range(model.num_layers)
-    return sum(2 * layer_kv_bytes(model, geometry, layer, num_rows, context) for layer in layers)
+    tokens = sum(live_tokens(model, layer, num_rows, context) for layer in layers)
+    return tokens * kv_token_bytes(model, geometry.page_kinds)
 
 
-def layer_kv_bytes(
-    model: ModelConfig, geometry: Geometry, layer: int, num_rows: int, context: int
-) -> int:
-    """Of one layer, keys or values."""
+def live_tokens(model: ModelConfig, layer: int, num_rows: int, context: int) -> int:
+    """Tokens of one layer that such a step sees: under a window no more than that."""
     window = model.windows[layer]
-    tokens = min(context, window) if window else context
-    return num_rows * tokens * kv_token_bytes(model, geometry.page_kinds) // 2
+    return num_rows * (min(context, window) if window else context)
 
 
 def decode_loads(
@@ -178,8 +177,8 @@ def _load(
     moved = None
     if program is not None and program.page_reads:
         moved = program.moved_bytes + sum(
-            times * layer_kv_bytes(model, geometry, int(layer), rows, context)
-            for layer, times in program.page_reads.items()
+            token_bytes * live_tokens(model, int(layer), rows, context)
+            for layer, token_bytes in program.page_reads.items()
         )
     return DecodeLoad(
         num_rows=rows,

@@ -20,7 +20,7 @@ def paged_self_attention(
     config: ModelConfig,
     window: int,
     kernel: str,
-    norm_kernel: str,
+    norm_kernel: str = "auto",
 ) -> tuple[jax.Array, tuple[Pages, Pages]]:
     """One layer's attention; new keys and values go to the pages first, then pages are read.
 

@@ -29,7 +29,7 @@ def with_kernels(
     """
 
     def named(leaf: Any) -> Any:
-        if not isinstance(leaf, GroupedWeight):
+        if not isinstance(leaf, GroupedWeight) or leaf.codes.ndim != 2:
             return leaf
         outputs, width = leaf.codes.shape
         columns = 2 * width if leaf.codes.dtype == jnp.uint8 else width

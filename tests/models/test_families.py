@@ -1,14 +1,19 @@
 """Every dense family against transformers, on fixtures of a few kilobytes (tests/data/families)."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from jaxinfer import LLM
+from jaxinfer.checkpoint.checkpoint import open_checkpoint
 from jaxinfer.checkpoint.hf_config import read_hf_config
+from jaxinfer.checkpoint.load import load_params
+from jaxinfer.config.model_config import ModelConfig
 from tests.support.family_fixtures import Fixture, fixture_names, read_fixture
 from tests.support.family_gguf import has_gguf_form, write_family_gguf
 from tests.support.tolerances import LOGITS
@@ -47,16 +52,34 @@ def test_logits_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if has_gguf_form(read_fixture(n))])
-def test_a_gguf_file_is_its_folder(name: str, tmp_path: Path, forward_logits: Any) -> None:
-    """Names and layouts are those of the gguf package, the logits those of transformers."""
+def test_a_gguf_file_is_its_folder(name: str, tmp_path: Path) -> None:
+    """The same config and, to the bit, the same parameters; names and layouts are llama.cpp's."""
     fixture = read_fixture(name)
     path = write_family_gguf(tmp_path / "model.gguf", fixture)
-    folder = fixture.write(tmp_path / "hf")
-    ids = fixture.expected["ids1"].tolist()
-    context = context_for(folder, ids)
-    found = forward_logits(path, ids, max_model_len=context)
-    wanted = fixture.expected["logits1"]
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=LOGITS["float32"])
+    opened = [open_checkpoint(one) for one in (fixture.write(tmp_path / "hf"), path)]
+    folder, file = (one.config for one in opened)
+    assert comparable(file) == comparable(folder)
+    params = [load_params(one, weight_dtype="float32", show_progress=False) for one in opened]
+    assert jax.tree.structure(params[0]) == jax.tree.structure(params[1])
+    for one, other in zip(*map(jax.tree.leaves, params), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def comparable(config: ModelConfig) -> ModelConfig:
+    """Without what a GGUF file rounds to float32, or has in its tokenizer, and without the name."""
+    ropes = tuple(
+        replace(
+            rope,
+            attention_factor=round(rope.attention_factor, 6),
+            divisors=tuple(round(value, 6) for value in rope.divisors),
+            long_divisors=tuple(round(value, 6) for value in rope.long_divisors),
+        )
+        for rope in config.ropes
+    )
+    tokens: dict[str, Any] = {"bos_token_id": None, "eos_token_ids": ()}
+    architecture = "llama" if config.architecture == "mistral" else config.architecture
+    eps = round(config.norm_eps, 9)
+    return replace(config, ropes=ropes, norm_eps=eps, architecture=architecture, **tokens)
 
 
 @pytest.mark.slow

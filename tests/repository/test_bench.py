@@ -306,3 +306,24 @@ def test_what_a_draw_costs(
     results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
     assert list(results) == ["noise", "noise of jax.random", "top_k, flat", "top_k, peaked"]
     assert all(one["ms"] > 0 and one["first_s"] > 0 for one in results.values())
+
+
+@pytest.mark.slow
+def test_the_gpu_script_runs_end_to_end_on_a_cpu(tmp_path: Path) -> None:
+    """Every part in its tiny mode: checked against float64, written as JSON and as a table."""
+    script = load_script("gpu/run")
+    assert script.main(["--tiny", "--seed", "0", "--output", str(tmp_path)]) == 0
+    (found,) = tmp_path.glob("tiny-*.json")
+    rows = json.loads(found.read_text(encoding="utf-8"))["rows"]
+    sections = {row["section"] for row in rows}
+    assert sections == {
+        "machine",
+        "rms_norm",
+        "decode attention",
+        "prefill attention",
+        "quant matmul",
+        "decode step",
+    }
+    checked = [row for row in rows if row["error"] is not None]
+    assert {row["implementation"] for row in checked} == {"xla", "reference", "simulated"}
+    assert "every row is right" in found.with_suffix(".md").read_text(encoding="utf-8")

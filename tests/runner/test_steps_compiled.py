@@ -20,11 +20,16 @@ from jaxinfer.config.engine_config import engine_config
 from jaxinfer.config.geometry import cache_bytes
 from jaxinfer.config.targets import gpu_target
 from jaxinfer.jobs.hlo_text import Program, count_traffic, parse_program
-from jaxinfer.jobs.plan import PlannedEngine, decide_engine, page_shapes
-from jaxinfer.jobs.plan_records import layer_kv_bytes, live_kv_bytes
+from jaxinfer.jobs.plan import (
+    PlannedEngine,
+    decide_engine,
+    page_shapes,
+    token_bytes_by_layer,
+)
+from jaxinfer.jobs.plan_records import live_kv_bytes, live_tokens
 from jaxinfer.runner.programs import program_sources
 from jaxinfer.sampling.slot_state import abstract_loop_state
-from tests.support.aot import KernelReport, compile_kernels, needs_aot, on_target
+from tests.support.aot import KernelPlan, compile_kernels, needs_aot, on_target
 
 SLOTS, PREFILL_ROWS, MAX_LEN, DRAFTS = 64, 4, 8192, 4
 # Arrays of one float32 a token of the vocabulary and row that drawing may hold at once.
@@ -42,8 +47,20 @@ LLAMA = {
     "vocab_size": 128256,
     "max_position_embeddings": 131072,
 }
+# Layers are alike: twelve of the other families show what all of them would.
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
+    "qwen3": {
+        "model_type": "qwen3",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+    },
     "gemma3": {
         "model_type": "gemma3_text",
         "hidden_size": 2560,
@@ -72,7 +89,7 @@ class Compiled:
     engine: PlannedEngine
     executable: Any
     program: Program
-    reports: list[KernelReport]
+    reports: list[KernelPlan]
 
     @property
     def drawn_rows(self) -> int:
@@ -175,7 +192,8 @@ def check_traffic(found: Compiled) -> str:
     shapes = page_shapes(engine)
     traffic = count_traffic(found.program, lambda array: array.dims in shapes)
     moved = traffic.num_bytes + sum(
-        layer_kv_bytes(config, geometry, layer, SLOTS, MAX_LEN) for layer in traffic.page_reads
+        token_bytes * live_tokens(config, int(layer), SLOTS, MAX_LEN)
+        for layer, token_bytes in token_bytes_by_layer(traffic).items()
     )
     weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(engine.params))
     if not config.tie_embeddings:

@@ -38,6 +38,13 @@ no such thing.
 """
 
 
+ROPE_CONTEXT = """`dynamic` and `longrope` have one set of frequencies for contexts up to the
+trained one, and another for longer ones. An engine uses one for all requests, by its
+`max_model_len`, whose default keeps to short contexts; numbers are then those of transformers for
+texts of that length. A larger `max_model_len` takes the other set.
+"""
+
+
 class Seen(NamedTuple):
     """One fixture: what it is of, and how it is stored. blocks: GGUF types of its matrices."""
 
@@ -79,6 +86,7 @@ def _config(raw: dict[str, Any]) -> ModelConfig:
 def render() -> str:
     """The whole page."""
     parts = [INTRODUCTION, "## Families\n", _families(), "## Rotary embeddings\n", _ropes()]
+    parts.append(ROPE_CONTEXT)
     parts += ["## Variants of a family\n", _variants(), "## Quantized weights\n", _quantized()]
     parts += ["## Tokenizers of GGUF files\n", _tokenizers()]
     return "\n".join(parts)

@@ -44,6 +44,22 @@ CASES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 3.0,
         "tie_word_embeddings": True,
     },
+    "gemma2_own_head": {
+        "model_type": "gemma2",
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 8,
+        "attention_bias": True,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 7,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 8,
+        "tie_word_embeddings": True,
+    },
     "llama_dynamic": {
         "model_type": "llama",
         "max_position_embeddings": 32,
@@ -58,7 +74,11 @@ CASES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
     },
     "mistral_full": {"model_type": "mistral", "head_dim": 20, "sliding_window": None},
-    "mistral_window": {"model_type": "mistral", "sliding_window": 8},
+    "mistral_window": {
+        "model_type": "mistral",
+        "sliding_window": 8,
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+    },
     "olmo2": {"model_type": "olmo2", "num_key_value_heads": 2},
     "olmo2_mha": {"model_type": "olmo2", "num_key_value_heads": 4, "attention_bias": True},
     "phi3": {"model_type": "phi3", "sliding_window": 8},
@@ -93,6 +113,20 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "qwen3": {"model_type": "qwen3", "head_dim": 16, "attention_bias": True},
+    "qwen3_window": {
+        "model_type": "qwen3",
+        "head_dim": 16,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 2,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "rope_theta": 1000000.0,
+        },
+    },
     "smollm3": {
         "model_type": "smollm3",
         "num_hidden_layers": 5,
@@ -109,13 +143,17 @@ CASES: dict[str, dict[str, Any]] = {
 }
 # What transformers v4 did not write, or spelt otherwise.
 NEWER = ("dtype", "rope_parameters", "transformers_version", "architectures", "_name_or_path")
-FOLLOWS = ("gemma2", "mistral", "qwen2", "qwen3")  # v4 has rules there in place of `layer_types`
+FOLLOWS = ("gemma2", "gemma3_text", "mistral", "qwen2", "qwen3")  # v4 has rules there in place of `layer_types`
 
 
 def older_config(config: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
     """The same as config.json of transformers v4.51."""
     older = {key: value for key, value in config.items() if key not in NEWER}
     entry = dict(config["rope_parameters"])
+    if config["model_type"] == "gemma3_text":
+        older["rope_local_base_freq"] = entry["sliding_attention"]["rope_theta"]
+        older["sliding_window_pattern"] = 6
+        entry = dict(entry["full_attention"])
     older["rope_theta"] = entry.pop("rope_theta")
     if config["model_type"] == "phi3":
         older["partial_rotary_factor"] = entry.pop("partial_rotary_factor", 1.0)

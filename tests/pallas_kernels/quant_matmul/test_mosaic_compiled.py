@@ -10,7 +10,7 @@ import pytest
 from jaxinfer.config.targets import gpu_target
 from pallas_kernels.quant_matmul import mosaic
 from pallas_kernels.quant_matmul.tiles import ROW_CHOICES, QuantTiles, quant_tiles, tile_choices
-from tests.support.aot import KernelReport, compile_kernels, needs_aot, on_target, table
+from tests.support.aot import KernelPlan, compile_kernels, needs_aot, on_target, table
 
 BITS = {"int4": 4, "int8": 8}
 ADDENDS = ("none", "zeros", "offsets")
@@ -19,7 +19,7 @@ COLUMNS, OUTPUTS = 4096, 1024
 
 def compile_call(
     target: str, codes: str, addend: str, group: int, rows: int, tiles: QuantTiles
-) -> tuple[Any, KernelReport]:
+) -> tuple[Any, KernelPlan]:
     groups = -(-COLUMNS // group)
     shape = jax.ShapeDtypeStruct
     kinds = {"int4": (COLUMNS // 2, jnp.uint8), "int8": (COLUMNS, jnp.int8)}
@@ -38,7 +38,7 @@ def compile_call(
     return executable, reports[0]
 
 
-def check(rows: dict[str, KernelReport], target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def check(rows: dict[str, KernelPlan], target: str, capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print(f"\n{table(rows)}")
     most = gpu_target(target).shared_memory_bytes
