@@ -4,11 +4,11 @@ Puts together what the checkpoint stores, what was asked (`quantization`, `weigh
 runs; reads no weights. `load` does as it says.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxinfer.checkpoint.checkpoint import Checkpoint, find_sources
+from jaxinfer.checkpoint.expert_stack import StackedMatrices
 from jaxinfer.checkpoint.leaf_source import LeafSource, PackedForm
 from jaxinfer.checkpoint.load import packed_forms
 from jaxinfer.checkpoint.round_to_nearest import RoundedMatrix
@@ -17,6 +17,8 @@ from jaxinfer.config.quantization import Quantization, choose_weight_form
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.spec import Leaf
 
+Source = LeafSource | StackedMatrices
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
@@ -24,7 +26,7 @@ class Storage:
     or "dequantized", of all that could be either; reason: why.
     round_inputs: inputs of packed layers are rounded where the checkpoint says how."""
 
-    sources: Mapping[Leaf, LeafSource]
+    sources: Mapping[Leaf, Source]
     packed: Mapping[Leaf, PackedForm]
     form: str
     reason: str
@@ -35,7 +37,7 @@ class Storage:
         """Elements of the matrices that stay packed, and their bytes."""
         forms = self.packed.values()
         return PackedShare(
-            num_elements=sum(math.prod(form.shape) for form in forms),
+            num_elements=sum(form.num_elements for form in forms),
             num_bytes=sum(form.num_bytes for form in forms),
         )
 
@@ -91,13 +93,25 @@ def decide_storage(
     )
 
 
-def _rounded(
-    leaf: Leaf, source: LeafSource, quantization: Quantization, num_layers: int
-) -> LeafSource:
-    if leaf.role != "matrix" or len(leaf.shape) != 2:
+def _rounded(leaf: Leaf, source: Source, quantization: Quantization, num_layers: int) -> Source:
+    if leaf.role != "matrix":
         return source
-    method = quantization.method_of(leaf.hf.removesuffix(".weight"), num_layers)
+    layer = leaf.hf.removesuffix(".weight")
+    if isinstance(source, StackedMatrices):
+        names = [layer.format(expert=expert) for expert in range(len(source.experts))]
+        methods = {quantization.method_of(name, num_layers) for name in names}
+        if len(methods) > 1:
+            raise ConfigError(
+                f"quantization overrides keep the experts {layer} as {', '.join(sorted(methods))}: "
+                "all experts of a layer are kept alike; write a pattern that all of them match"
+            )
+        rounded = [_rounded_matrix(one, *methods, quantization) for one in source.experts]
+        return StackedMatrices(rounded)
+    return _rounded_matrix(source, quantization.method_of(layer, num_layers), quantization)
+
+
+def _rounded_matrix(source: LeafSource, method: str, quantization: Quantization) -> LeafSource:
     if method == "float":
         return source
-    group = quantization.group_of(method, leaf.shape[1])
+    group = quantization.group_of(method, source.shape[1])
     return RoundedMatrix(source, method, group)  # type: ignore[arg-type]  # checked there

@@ -153,10 +153,19 @@ def weights_bytes(
 ) -> int:
     """Bytes of the matrices and embeddings (norms and biases are too small to matter here)."""
     attention = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim * model.hidden_size
-    mlp = 3 * model.mlp_size * model.hidden_size
+    mlps = sum(_mlp_sizes(model)) * 3 * model.hidden_size
     outer = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
-    floats = model.num_layers * (attention + mlp) + outer - packed.num_elements
+    floats = model.num_layers * attention + mlps + outer - packed.num_elements
     return floats * DTYPE_BYTES[weight_dtype] + packed.num_bytes
+
+
+def _mlp_sizes(model: ModelConfig) -> list[int]:
+    """F of each layer; of all experts together where it has them."""
+    experts = model.experts
+    if experts is None:
+        return [model.mlp_size] * model.num_layers
+    every = experts.num_experts * experts.mlp_size
+    return [every if is_sparse else model.mlp_size for is_sparse in experts.is_sparse]
 
 
 def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
