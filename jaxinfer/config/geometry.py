@@ -200,7 +200,7 @@ def _sizes(ask: EngineConfig, device: Device) -> tuple[int, int, int]:
 
 def _max_model_len(ask: EngineConfig, model: ModelConfig) -> int:
     if ask.max_model_len is None:
-        return min(model.max_position, 8192)
+        return min(model.default_context, 8192)
     if ask.max_model_len > model.max_position:
         raise ConfigError(
             f"max_model_len={ask.max_model_len} is more than the model's {model.max_position} "

@@ -128,9 +128,7 @@ def seat_rows(chosen: jax.Array, num_experts: int, num_places: int) -> Seating:
     )
 
 
-def _run_rounds(
-    x: jax.Array, seating: Seating, run: Callable[[jax.Array], jax.Array]
-) -> jax.Array:
+def _run_rounds(x: jax.Array, seating: Seating, run: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """[rows, chosen, E] f32: what the chosen experts make of each row; zeros for none."""
 
     def one_round(turn: jax.Array | int, made: jax.Array) -> jax.Array:

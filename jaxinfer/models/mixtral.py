@@ -1,11 +1,15 @@
-"""DEV. Mixtral: a Llama whose mlps are experts, two of eight chosen for each token."""
+"""DEV. Mixtral: a Mistral whose mlps are experts; all layers slide where there is a window.
+
+GGUF files of it say `llama`, and hold no window.
+"""
 
 from collections.abc import Mapping, Set
 from typing import Any
 
 from jaxinfer.config.expert_config import ExpertConfig
 from jaxinfer.config.model_config import ModelConfig
-from jaxinfer.errors import CheckpointError
+from jaxinfer.models.expert_counts import whole_number
+from jaxinfer.models.layer_kinds import layer_windows
 from jaxinfer.models.leaves import (
     ExpertNames,
     attention_leaves,
@@ -13,11 +17,7 @@ from jaxinfer.models.leaves import (
     norm,
     outer_leaves,
 )
-from jaxinfer.models.router_options import (
-    refuse_gguf_options,
-    refuse_hf_options,
-    whole_number,
-)
+from jaxinfer.models.llama import LLAMA
 from jaxinfer.models.spec import Architecture
 from jaxinfer.models.transformer import forward
 
@@ -25,7 +25,7 @@ _NAMES = ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2")
 
 
 def mixtral_leaves(config: ModelConfig) -> dict:
-    """The parameters of a Mixtral; GGUF files are of the architecture `llama`."""
+    """The parameters of a Mixtral."""
     layers = tuple(_layer_leaves(config, layer) for layer in range(config.num_layers))
     return outer_leaves(config) | {"layers": layers}
 
@@ -41,12 +41,9 @@ def _layer_leaves(config: ModelConfig, layer: int) -> dict:
 
 
 def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
-    refuse_hf_options(raw)
-    layers, window = raw["num_hidden_layers"], raw.get("sliding_window")
-    if window is not None and (type(window) is not int or window < 1):
-        raise CheckpointError(f"sliding_window={window!r} must be null or a positive integer")
+    layers = raw["num_hidden_layers"]
     return {
-        "windows": (window or 0,) * layers,
+        "windows": layer_windows(raw, (bool(raw["sliding_window"]),) * layers),
         "experts": ExpertConfig(
             num_experts=whole_number(raw, "num_local_experts"),
             num_chosen=whole_number(raw, "num_experts_per_tok"),
@@ -58,18 +55,14 @@ def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_gguf(metadata: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
-    refuse_gguf_options(metadata, "llama")
-    return {
-        "attention_bias": "blk.0.attn_q.bias" in names,
-        "attention_out_bias": "blk.0.attn_output.bias" in names,
-        "experts": ExpertConfig(
-            num_experts=whole_number(metadata, "llama.expert_count"),
-            num_chosen=whole_number(metadata, "llama.expert_used_count"),
-            mlp_size=whole_number(metadata, "llama.feed_forward_length"),
-            renormalizes=True,
-            is_sparse=(True,) * metadata["llama.block_count"],
-        ),
-    }
+    experts = ExpertConfig(
+        num_experts=whole_number(metadata, "llama.expert_count"),
+        num_chosen=whole_number(metadata, "llama.expert_used_count"),
+        mlp_size=whole_number(metadata, "llama.feed_forward_length"),
+        renormalizes=True,
+        is_sparse=(True,) * metadata["llama.block_count"],
+    )
+    return {**LLAMA.from_gguf(metadata, names), "experts": experts}
 
 
 MIXTRAL = Architecture(

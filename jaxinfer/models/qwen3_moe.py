@@ -8,20 +8,10 @@ from typing import Any
 
 from jaxinfer.config.expert_config import ExpertConfig
 from jaxinfer.config.model_config import ModelConfig
-from jaxinfer.errors import CheckpointError, UnsupportedError
-from jaxinfer.models.leaves import (
-    ExpertNames,
-    attention_leaves,
-    expert_leaves,
-    mlp_leaves,
-    norm,
-    outer_leaves,
-)
-from jaxinfer.models.router_options import (
-    refuse_gguf_options,
-    refuse_hf_options,
-    whole_number,
-)
+from jaxinfer.errors import CheckpointError
+from jaxinfer.models.expert_counts import whole_number
+from jaxinfer.models.leaves import ExpertNames, expert_leaves, mlp_leaves, outer_leaves
+from jaxinfer.models.qwen3 import qwen3_attention_leaves, qwen3_from_gguf
 from jaxinfer.models.spec import Architecture
 from jaxinfer.models.transformer import forward
 
@@ -35,26 +25,13 @@ def qwen3_moe_leaves(config: ModelConfig) -> dict:
 
 
 def _layer_leaves(config: ModelConfig, layer: int) -> dict:
-    hf, gguf, width = f"model.layers.{layer}", f"blk.{layer}", config.hidden_size
     is_sparse = config.experts is not None and config.experts.is_sparse[layer]
     mlp = expert_leaves(config, layer, _NAMES) if is_sparse else mlp_leaves(config, layer)
-    return {
-        "attention_norm": norm(f"{hf}.input_layernorm", f"{gguf}.attn_norm", width),
-        "q_norm": norm(f"{hf}.self_attn.q_norm", f"{gguf}.attn_q_norm", config.head_dim),
-        "k_norm": norm(f"{hf}.self_attn.k_norm", f"{gguf}.attn_k_norm", config.head_dim),
-        **attention_leaves(config, layer),
-        "mlp_norm": norm(f"{hf}.post_attention_layernorm", f"{gguf}.ffn_norm", width),
-        **mlp,
-    }
+    return {**qwen3_attention_leaves(config, layer), **mlp}
 
 
 def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
-    refuse_hf_options(raw)
-    if raw["use_sliding_window"]:
-        raise UnsupportedError(
-            "use_sliding_window=true is not supported for qwen3_moe: releases of transformers "
-            "disagree about which layers slide"
-        )
+    """Without windows: releases of transformers disagree about which layers would slide."""
     return {
         "qk_norm": True,
         "attention_bias": bool(raw["attention_bias"]),
@@ -83,20 +60,15 @@ def _sparse_layers(raw: Mapping[str, Any]) -> tuple[bool, ...]:
 
 
 def _from_gguf(metadata: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
-    refuse_gguf_options(metadata, "qwen3moe")
     layers = range(metadata["qwen3moe.block_count"])
-    return {
-        "qk_norm": True,
-        "attention_bias": "blk.0.attn_q.bias" in names,
-        "attention_out_bias": "blk.0.attn_output.bias" in names,
-        "experts": ExpertConfig(
-            num_experts=whole_number(metadata, "qwen3moe.expert_count"),
-            num_chosen=whole_number(metadata, "qwen3moe.expert_used_count"),
-            mlp_size=whole_number(metadata, "qwen3moe.expert_feed_forward_length"),
-            renormalizes=True,
-            is_sparse=tuple(f"blk.{layer}.ffn_gate_inp.weight" in names for layer in layers),
-        ),
-    }
+    experts = ExpertConfig(
+        num_experts=whole_number(metadata, "qwen3moe.expert_count"),
+        num_chosen=whole_number(metadata, "qwen3moe.expert_used_count"),
+        mlp_size=whole_number(metadata, "qwen3moe.expert_feed_forward_length"),
+        renormalizes=True,
+        is_sparse=tuple(f"blk.{layer}.ffn_gate_inp.weight" in names for layer in layers),
+    )
+    return {**qwen3_from_gguf(metadata, names), "experts": experts}
 
 
 QWEN3_MOE = Architecture(
@@ -113,7 +85,8 @@ QWEN3_MOE = Architecture(
         "num_experts_per_tok": 8,
         "norm_topk_prob": False,
         "mlp_only_layers": [],
-        "use_sliding_window": False,
+        "num_experts": None,
+        "num_local_experts": None,
         "tie_word_embeddings": False,
         "hidden_act": "silu",
         "rope_theta": 10000.0,

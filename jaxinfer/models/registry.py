@@ -1,13 +1,34 @@
 """DEV. Which architectures there are. A new family is its file and one line here."""
 
 from jaxinfer.errors import UnsupportedError
+from jaxinfer.models.gemma import GEMMA
+from jaxinfer.models.gemma2 import GEMMA2
 from jaxinfer.models.gemma3 import GEMMA3
 from jaxinfer.models.llama import LLAMA
+from jaxinfer.models.mistral import MISTRAL
 from jaxinfer.models.mixtral import MIXTRAL
+from jaxinfer.models.olmo2 import OLMO2
+from jaxinfer.models.phi3 import PHI3
+from jaxinfer.models.qwen2 import QWEN2
+from jaxinfer.models.qwen3 import QWEN3
 from jaxinfer.models.qwen3_moe import QWEN3_MOE
+from jaxinfer.models.smollm3 import SMOLLM3
 from jaxinfer.models.spec import Architecture
 
-ARCHITECTURES: tuple[Architecture, ...] = (LLAMA, GEMMA3, MIXTRAL, QWEN3_MOE)
+ARCHITECTURES: tuple[Architecture, ...] = (
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    OLMO2,
+    PHI3,
+    SMOLLM3,
+)
 
 
 def architecture_named(name: str) -> Architecture:

@@ -27,6 +27,8 @@ class Leaf:
     hf_add: added in float32 to what a Hugging Face file holds (Gemma stores norm weight - 1 there).
     gguf_interleaved_heads: above 0, the GGUF file stores the rows of each of that many heads with
         rotary pairs interleaved; they are put back into halves (FORMATS: llama's q and k).
+    stored_rows: above 0, the tensor has that many rows and fills other leaves too (fused q, k and
+        v); this one is made of those from `first_row` on.
     stack: how the parts of an array with an axis of experts are named, None for other arrays.
     """
 
@@ -37,7 +39,14 @@ class Leaf:
     gguf: str
     hf_add: float = 0.0
     gguf_interleaved_heads: int = 0
+    stored_rows: int = 0
+    first_row: int = 0
     stack: "ExpertStack | None" = None
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Of the tensor in the file."""
+        return (self.stored_rows or self.shape[0], *self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +77,9 @@ class Architecture:
     hf_model_types: values of config.json's `model_type` that this family serves.
     gguf_names: values of `general.architecture` that it serves.
     has_experts: it serves the files of those names that have experts, otherwise those without.
-    hf_defaults: what an absent key of config.json means in this family.
+    hf_defaults: what an absent key of config.json means in this family. A key that changes what
+        other models compute is honoured here, and must be read, if it is in this table.
+    gguf_keys: keys of that kind, without the architecture's name, that `from_gguf` reads.
     from_hf: config.json (defaults applied) → the `ModelConfig` fields that differ from the common
         reading; may raise UnsupportedError.
     from_gguf: (GGUF metadata, tensor names) → likewise.
@@ -85,3 +96,9 @@ class Architecture:
     leaves: Callable[[ModelConfig], Any]
     forward: Callable[..., Any]
     has_experts: bool = False
+    gguf_keys: tuple[str, ...] = ()
+
+    @property
+    def has_partial_rotary(self) -> bool:
+        """Whether files of this family may turn only the first values of a head."""
+        return "partial_rotary_factor" in self.hf_defaults

@@ -48,7 +48,10 @@ def forward(
     """
     num_tokens = rows.tokens.shape[1]
     positions = rows.starts[:, None] + jnp.arange(num_tokens, dtype=jnp.int32)[None, :]
-    ropes = [rope_table(rope, positions, config.head_dim) for rope in config.ropes]
+    ropes = [
+        rope_table(rope, positions, config.head_dim, geometry.max_model_len)
+        for rope in config.ropes
+    ]
     slots = [
         page_slots(table, rows.starts, rows.lengths, num_tokens, geometry.page_tokens)
         for table in rows.tables
@@ -56,13 +59,14 @@ def forward(
     x = embed(params["embedding"], rows.tokens, config, geometry)
     keys, values = [], []
     for layer, weights in enumerate(params["layers"]):
+        rope = config.layer_ropes[layer]
         with jax.named_scope(f"layer_{layer}"):
             x, pages = _block(
                 x,
                 weights,
                 (cache.keys[layer], cache.values[layer]),
                 slots[geometry.layer_groups[layer]],
-                ropes[config.layer_ropes[layer]],
+                None if rope is None else ropes[rope],
                 config,
                 config.windows[layer],
                 geometry,
@@ -109,14 +113,13 @@ def _block(
     weights: dict,
     pages: tuple[jax.Array, jax.Array],
     slots: PageSlots,
-    rope: RopeTable,
+    rope: RopeTable | None,
     config: ModelConfig,
     window: int,
     geometry: Geometry,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    normed = rms_norm(x, weights["attention_norm"], config.norm_eps)
     out, pages = paged_self_attention(
-        normed,
+        _in_norm(x, weights, "attention_norm", config),
         weights,
         pages,
         slots,
@@ -126,8 +129,7 @@ def _block(
         kernel=geometry.attention_kernel,
     )
     x = x + _out_norm(out, weights, "attention_out_norm", config).astype(x.dtype)
-    normed = rms_norm(x, weights["mlp_norm"], config.norm_eps)
-    out = _mlp(normed, weights, slots, config)
+    out = _mlp(_in_norm(x, weights, "mlp_norm", config), weights, slots, config)
     return x + _out_norm(out, weights, "mlp_out_norm", config).astype(x.dtype), pages
 
 
@@ -137,6 +139,11 @@ def _mlp(x: jax.Array, weights: dict, slots: PageSlots, config: ModelConfig) -> 
     assert config.experts is not None
     is_real = jnp.arange(x.shape[1], dtype=jnp.int32)[None, :] < slots.lengths[:, None]
     return moe(x, weights, is_real, experts=config.experts, activation=config.activation)
+
+
+def _in_norm(x: jax.Array, weights: dict, name: str, config: ModelConfig) -> jax.Array:
+    """A norm on what a sublayer reads; x itself in a family that norms only what is added."""
+    return rms_norm(x, weights[name], config.norm_eps) if name in weights else x
 
 
 def _out_norm(out: jax.Array, weights: dict, name: str, config: ModelConfig) -> jax.Array:
