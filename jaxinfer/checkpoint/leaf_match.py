@@ -47,6 +47,9 @@ def match_leaves(
         if leaf.stack is not None
     }
     names = {leaf: getattr(leaf, kind) for leaf in leaves if leaf not in stacks}
+    if kind == "hf":
+        newer = {leaf: leaf.hf_newer for leaf in names if leaf.hf_newer in infos}
+        names |= {leaf: name for leaf, name in newer.items() if leaf.hf not in infos}
     if kind == "hf" and config.tie_embeddings:
         names = _tied_names(names, infos)
     quantized = _quantized(names, quant_format)

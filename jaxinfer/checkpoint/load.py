@@ -134,7 +134,11 @@ def _weight_dtype(weight_dtype: Any) -> np.dtype:
 
 
 def _leaf_dtype(leaf: Leaf, weight_dtype: np.dtype) -> np.dtype:
-    return weight_dtype if leaf.role in ("matrix", "embedding") else np.dtype(np.float32)
+    """Stacks of experts keep the bits of bfloat16: see `layers/expert_tiles.py`."""
+    if leaf.role not in ("matrix", "embedding"):
+        return np.dtype(np.float32)
+    is_stack = leaf.stack is not None and weight_dtype.itemsize == 2
+    return np.dtype(np.uint16) if is_stack else weight_dtype
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -161,6 +165,8 @@ def _read(
         if form is not None:
             _PackedReader(checkpoint, leaf, one, own).read(bar)  # type: ignore[arg-type]
         else:
+            if dtype == np.uint16:
+                own["value"] = own["value"].view(jax.numpy.bfloat16)
             _FloatReader(checkpoint, leaf, one, own["value"]).read(bar)  # type: ignore[arg-type]
     return buffers
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from jaxinfer.errors import CheckpointError
 
+MAX_EXPERTS = 4096
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertConfig:
@@ -30,6 +32,11 @@ class ExpertConfig:
                 raise CheckpointError(
                     f"experts: {name}={getattr(self, name)} must be at least 1; mend the config"
                 )
+        if self.num_experts > MAX_EXPERTS:
+            raise CheckpointError(
+                f"experts: num_experts={self.num_experts} is over {MAX_EXPERTS}, the most a layer "
+                "may have; mend the config"
+            )
         if self.num_chosen > self.num_experts:
             raise CheckpointError(
                 f"num_experts_per_tok={self.num_chosen} is more than the {self.num_experts} "

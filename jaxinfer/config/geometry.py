@@ -47,7 +47,8 @@ class Geometry:
     the layers that keep the same tokens: `group_windows` (0 is full attention) and `num_pages` (P,
     null page included) have one entry a group, `layer_groups` one a layer. swap_pages: pages of
     each group that are swapped at once, 0 where none ever are. draft_tokens (J), 0 without
-    speculation; verify_widths: rows of each verify program, ascending.
+    speculation; verify_widths: rows of each verify program, ascending. expert_kernel: as
+    `layers.moe.moe` takes it.
     """
 
     max_model_len: int
@@ -69,6 +70,7 @@ class Geometry:
     draft_tokens: int = 0
     verify_widths: tuple[int, ...] = ()
     logprobs_mode: Literal["raw", "processed"] = "raw"
+    expert_kernel: str = "tiles"
 
     @property
     def page_dtype(self) -> str:

@@ -35,6 +35,7 @@ from jaxinfer.engine.memory_plan import MemoryPlan
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.trace import open_timeline
 from jaxinfer.errors import CapacityError, CheckpointError
+from jaxinfer.layers.expert_rounds import choose_expert_kernel
 from jaxinfer.runner.compile import CompileLog, counted_compiles, use_compilation_cache
 from jaxinfer.runner.programs import Programs, compile_programs
 from jaxinfer.runner.runner import Runner
@@ -42,7 +43,7 @@ from jaxinfer.sampling.slot_state import abstract_loop_state
 from jaxinfer.speculation.control import NgramDrafter
 from jaxinfer.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxinfer.text.tokenizer import Tokenizer, tokenizer_from_folder
-from pallas_kernels.dispatch import Platform
+from pallas_kernels.dispatch import Platform, current_platform
 from pallas_kernels.paged_attention import resolve_implementation
 
 _log = logging.getLogger("jaxinfer")
@@ -234,7 +235,8 @@ def decide_geometry(
         },
         platform,
     )
-    return replace(planned, attention_kernel=kernel)
+    experts = choose_expert_kernel(planned, model, platform or current_platform())
+    return replace(planned, attention_kernel=kernel, expert_kernel=experts)
 
 
 def find_device() -> Device:

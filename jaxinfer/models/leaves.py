@@ -13,13 +13,15 @@ from jaxinfer.models.spec import ExpertStack, Leaf
 class ExpertNames(NamedTuple):
     """What a family calls its experts in Hugging Face files.
 
-    block: the module beside the norms. gate, up, down: the matrices of one expert.
+    block: the module beside the norms; newer_block: what files with the experts of a layer in one
+    tensor call it. gate, up, down: the matrices of one expert.
     """
 
     block: str
     gate: str
     up: str
     down: str
+    newer_block: str = "mlp"
 
 
 def matrix(
@@ -116,6 +118,7 @@ def expert_leaves(config: ModelConfig, layer: int, hf_names: ExpertNames) -> dic
     experts = config.experts
     assert experts is not None
     hf, gguf = f"model.layers.{layer}.{hf_names.block}", f"blk.{layer}.ffn"
+    newer = f"model.layers.{layer}.{hf_names.newer_block}"
     count, width, size = experts.num_experts, config.hidden_size, experts.mlp_size
     inward, outward = (count, size, width), (count, width, size)
     router: Any = Leaf(
@@ -123,20 +126,21 @@ def expert_leaves(config: ModelConfig, layer: int, hf_names: ExpertNames) -> dic
         shape=(count, width),
         axes=("experts", "embed"),
         hf=f"{hf}.gate.weight",
+        hf_newer=f"{newer}.gate.weight",
         gguf=f"{gguf}_gate_inp.weight",
     )
     axes = ("experts", "mlp", "embed")
+    names = (hf, newer, gguf)
     stacks = {
-        "gate": _stack(hf, gguf, "gate", hf_names.gate, inward, axes, fused=(0, 2)),
-        "up": _stack(hf, gguf, "up", hf_names.up, inward, axes, fused=(1, 2)),
-        "down": _stack(hf, gguf, "down", hf_names.down, outward, (axes[0], axes[2], axes[1])),
+        "gate": _stack(names, "gate", hf_names.gate, inward, axes, fused=(0, 2)),
+        "up": _stack(names, "up", hf_names.up, inward, axes, fused=(1, 2)),
+        "down": _stack(names, "down", hf_names.down, outward, (axes[0], axes[2], axes[1])),
     }
     return {"router": Weight(value=router), "experts": stacks}
 
 
 def _stack(
-    hf: str,
-    gguf: str,
+    names: tuple[str, str, str],
     name: str,
     hf_name: str,
     shape: tuple[int, int, int],
@@ -144,14 +148,19 @@ def _stack(
     *,
     fused: tuple[int, int] | None = None,
 ) -> Weight:
-    """A stack's record of leaves. fused: (place, parts) of one that newer files keep together."""
+    """A stack's record of leaves.
+
+    names: the block in Hugging Face files, in newer ones, and in GGUF files. fused: (place, parts)
+    of one that newer files keep together with another.
+    """
+    hf, newer, gguf = names
     together = "gate_up_proj" if fused else f"{name}_proj"
     part, num_parts = fused or (0, 1)
     stack = ExpertStack(
         hf_each=f"{hf}.experts.{{expert}}.{hf_name}.weight",
         gguf_each=f"{gguf}_{name}.{{expert}}.weight",
         gguf_all=f"{gguf}_{name}_exps.weight",
-        hf_all=f"{hf}.experts.{together}",
+        hf_all=f"{newer}.experts.{together}",
         hf_part=part,
         hf_num_parts=num_parts,
     )

@@ -29,6 +29,7 @@ class Leaf:
         rotary pairs interleaved; they are put back into halves (FORMATS: llama's q and k).
     stored_rows: above 0, the tensor has that many rows and fills other leaves too (fused q, k and
         v); this one is made of those from `first_row` on.
+    hf_newer: what newer Hugging Face files may call it; empty where all call it the same.
     stack: how the parts of an array with an axis of experts are named, None for other arrays.
     """
 
@@ -41,6 +42,7 @@ class Leaf:
     gguf_interleaved_heads: int = 0
     stored_rows: int = 0
     first_row: int = 0
+    hf_newer: str = ""
     stack: "ExpertStack | None" = None
 
     @property

@@ -129,16 +129,20 @@ def _block(
         kernel=geometry.attention_kernel,
     )
     x = x + _out_norm(out, weights, "attention_out_norm", config).astype(x.dtype)
-    out = _mlp(_in_norm(x, weights, "mlp_norm", config), weights, slots, config)
+    normed = _in_norm(x, weights, "mlp_norm", config)
+    out = _mlp(normed, weights, slots, config, geometry.expert_kernel)
     return x + _out_norm(out, weights, "mlp_out_norm", config).astype(x.dtype), pages
 
 
-def _mlp(x: jax.Array, weights: dict, slots: PageSlots, config: ModelConfig) -> jax.Array:
+def _mlp(
+    x: jax.Array, weights: dict, slots: PageSlots, config: ModelConfig, kernel: str
+) -> jax.Array:
     if "experts" not in weights:
         return gated_mlp(x, weights, config.activation)
     assert config.experts is not None
     is_real = jnp.arange(x.shape[1], dtype=jnp.int32)[None, :] < slots.lengths[:, None]
-    return moe(x, weights, is_real, experts=config.experts, activation=config.activation)
+    options = {"experts": config.experts, "activation": config.activation, "kernel": kernel}
+    return moe(x, weights, is_real, **options)
 
 
 def _in_norm(x: jax.Array, weights: dict, name: str, config: ModelConfig) -> jax.Array:

@@ -22,8 +22,8 @@ TOLERANCE = LOGITS["float32"]
 
 
 def test_the_data_is_there() -> None:
-    assert len(FLOAT) == 11
-    assert len(QUANT) == 24
+    assert len(FLOAT) == 9
+    assert len(QUANT) == 23
 
 
 def expected_of(folder: Path) -> Mapping[str, np.ndarray]:
