@@ -16,7 +16,8 @@ NULL_PAGE = 0  # padded tokens write here; nobody reads it into a result
 
 @struct.dataclass
 class PagedKV:
-    """The cache of the whole model; every array is donated to each step."""
+    """The cache of the whole model, and after its layers those of a draft model that has pages of
+    its own; every array is donated to each step."""
 
     keys: tuple[jax.Array, ...]  # L × [P, K, S, D]
     values: tuple[jax.Array, ...]  # L × [P, K, S, D]
@@ -33,28 +34,52 @@ class PageSlots:
     offsets: jax.Array  # [B·Q] i32, its place in that page
 
 
-def abstract_cache(config: ModelConfig, geometry: Geometry) -> PagedKV:
-    """Shapes of the cache without memory behind them."""
-    arrays = tuple(
-        jax.ShapeDtypeStruct(
-            (
-                geometry.num_pages[geometry.layer_groups[layer]],
-                config.num_kv_heads,
-                geometry.page_tokens,
-                config.head_dim,
-            ),
+def abstract_cache(
+    config: ModelConfig, geometry: Geometry, draft: ModelConfig | None = None
+) -> PagedKV:
+    """Shapes of the cache without memory behind them.
+
+    draft: a draft model; where it has pages of its own, its layers come after the model's.
+    """
+    arrays = _layer_shapes(config, geometry.layer_groups, geometry)
+    if draft is not None:
+        arrays += _layer_shapes(draft, geometry.draft_layer_groups, geometry)
+    return PagedKV(keys=arrays, values=arrays)
+
+
+def _layer_shapes(
+    config: ModelConfig, layer_groups: tuple[int, ...], geometry: Geometry
+) -> tuple[jax.Array, ...]:
+    heads, size = config.num_kv_heads, config.head_dim
+    return tuple(
+        jax.ShapeDtypeStruct(  # type: ignore[misc]  # shapes in place of arrays
+            (geometry.num_pages[group], heads, geometry.page_tokens, size),
             jnp.dtype(geometry.page_dtype),
         )
-        for layer in range(config.num_layers)
+        for group in layer_groups
     )
-    return PagedKV(keys=arrays, values=arrays)  # type: ignore[arg-type]  # shapes in place of arrays
 
 
-def init_cache(config: ModelConfig, geometry: Geometry) -> PagedKV:
+def init_cache(
+    config: ModelConfig, geometry: Geometry, draft: ModelConfig | None = None
+) -> PagedKV:
     """A cache of zeros."""
     return jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_cache(config, geometry)
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_cache(config, geometry, draft)
     )
+
+
+def split_cache(cache: PagedKV, num_layers: int) -> tuple[PagedKV, PagedKV]:
+    """The first `num_layers` layers and the others."""
+    return (
+        PagedKV(keys=cache.keys[:num_layers], values=cache.values[:num_layers]),
+        PagedKV(keys=cache.keys[num_layers:], values=cache.values[num_layers:]),
+    )
+
+
+def join_caches(first: PagedKV, second: PagedKV) -> PagedKV:
+    """The layers of two caches, one after the other."""
+    return PagedKV(keys=first.keys + second.keys, values=first.values + second.values)
 
 
 def page_slots(

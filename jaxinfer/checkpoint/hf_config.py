@@ -43,6 +43,8 @@ def read_hf_config(folder: Path) -> tuple[ModelConfig, Architecture, dict[str, A
     refuse_variants(raw, architecture.hf_defaults, architecture.name, str(path))
     try:
         fields = _common_fields(merged) | architecture.from_hf(merged)
+        if "activation" not in fields:
+            fields["activation"] = _activation(merged)
         if "ropes" not in fields:
             fields["ropes"] = (_rope(merged, fields["head_dim"]),)
         fields["max_position"] = _longest_context(fields)
@@ -85,7 +87,6 @@ def _common_fields(raw: ConfigReader) -> dict[str, Any]:
         "windows": (0,) * layers,
         "layer_ropes": (0,) * layers,
         "attention_scale": head_dim**-0.5,
-        "activation": _activation(raw),
         "tie_embeddings": raw.flag("tie_word_embeddings"),
     }
 

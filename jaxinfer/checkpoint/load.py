@@ -76,6 +76,7 @@ def load_params(
     keep_packed: bool = False,
     round_inputs: bool = False,
     sources: Mapping[Leaf, LeafSource | StackedMatrices] | None = None,
+    given: Mapping[Leaf, Any] | None = None,
     place: Place | None = None,
     show_progress: bool = True,
 ) -> Any:
@@ -88,6 +89,7 @@ def load_params(
         keep_packed: quantized matrices stay codes and scales; otherwise they are decoded here.
         round_inputs: the inputs of packed matrices are rounded where the checkpoint says how.
         sources: what fills each leaf; by default as `find_sources` says.
+        given: leaves that are not read, and what stands for them.
         place: puts an array (64-byte aligned, not written again) on its device; by default the
             default device, without a copy on the CPU.
         show_progress: a bar in bytes of the file.
@@ -101,25 +103,28 @@ def load_params(
     leaves, structure = jax.tree.flatten(checkpoint.architecture.leaves(checkpoint.config))
     sources = find_sources(checkpoint) if sources is None else sources
     place = place or _place_by_default
-    total = sum(sources[leaf].num_bytes for leaf in leaves)
-    values: list[Any] = []
+    values: dict[Leaf, Any] = {}
+    unread = [leaf for leaf in leaves if leaf not in (given or {})]
+    total = sum(sources[leaf].num_bytes for leaf in unread)
     bar = tqdm(
         total=total, unit="B", unit_scale=True, desc="loading weights", disable=not show_progress
     )
     try:
         with bar:
-            for leaf in leaves:
+            for leaf in unread:
                 source = sources[leaf]
                 form = _packable(leaf, source) if keep_packed else None
                 buffers = _read(checkpoint, leaf, source, form, _leaf_dtype(leaf, dtype), bar)
                 placed = {name: place(buffer, leaf) for name, buffer in buffers.items()}
                 record = packed_record(form, placed, round_inputs=round_inputs) if form else None
-                values.append(jax.block_until_ready(record or placed["value"]))
+                values[leaf] = jax.block_until_ready(record or placed["value"])
     except BaseException:
-        for array in jax.tree.leaves(values):  # whoever keeps the traceback must not keep half
+        # Whoever keeps the traceback must not keep half.
+        for array in jax.tree.leaves(list(values.values())):
             array.delete()
         raise
-    return jax.tree.unflatten(structure, values)
+    values |= given or {}
+    return jax.tree.unflatten(structure, [values[leaf] for leaf in leaves])
 
 
 def _place_by_default(value: np.ndarray, leaf: Leaf) -> jax.Array:

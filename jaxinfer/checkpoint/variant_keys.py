@@ -154,6 +154,6 @@ def _refuse(
     for key, harmless in neutral.items():
         if key in entries and key not in honoured and entries[key] not in harmless:
             raise UnsupportedError(
-                f"{place}: {key}={entries[key]!r} changes what a model computes, and {architecture} "
-                "is not run with it; this is another architecture under that name"
+                f"{place}: {key}={entries[key]!r} changes what a model computes, and "
+                f"{architecture} is not run with it; it is another architecture under that name"
             )

@@ -39,6 +39,23 @@ NOTHING_PACKED = PackedShare()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftNeeds:
+    """What drafting keeps on the device beside the model.
+
+    num_floats, packed_bytes: of parameters that are not the model's, elements in the weight dtype
+    and bytes of packed ones. model: whose layers have pages of their own, beside the model's under
+    the same numbers; None where the model's are shared.
+    """
+
+    num_floats: int = 0
+    packed_bytes: int = 0
+    model: ModelConfig | None = None
+
+
+NO_DRAFTS = DraftNeeds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
     """Every axis length that a compiled program has, beside those of the model.
 
@@ -47,7 +64,8 @@ class Geometry:
     the layers that keep the same tokens: `group_windows` (0 is full attention) and `num_pages` (P,
     null page included) have one entry a group, `layer_groups` one a layer. swap_pages: pages of
     each group that are swapped at once, 0 where none ever are. draft_tokens (J), 0 without
-    speculation; verify_widths: rows of each verify program, ascending. expert_kernel: as
+    speculation; verify_widths: rows of each verify program, ascending; draft_layer_groups: the
+    cache group of each layer of a draft model that has pages of its own. expert_kernel: as
     `layers.moe.moe` takes it.
     """
 
@@ -69,6 +87,7 @@ class Geometry:
     swap_pages: int = 0
     draft_tokens: int = 0
     verify_widths: tuple[int, ...] = ()
+    draft_layer_groups: tuple[int, ...] = ()
     logprobs_mode: Literal["raw", "processed"] = "raw"
     expert_kernel: str = "tiles"
 
@@ -83,6 +102,11 @@ class Geometry:
         return "uint16" if as_bits else self.kv_dtype
 
     @property
+    def cache_groups(self) -> tuple[int, ...]:
+        """The cache group of every layer that has pages: the model's, then a draft model's."""
+        return self.layer_groups + self.draft_layer_groups
+
+    @property
     def max_prefill_tokens(self) -> int:
         """Tokens of the largest prefill step."""
         return self.chunk_tokens * self.prefill_rows[-1]
@@ -93,11 +117,13 @@ def plan_geometry(
     model: ModelConfig,
     device: Device,
     packed: PackedShare = NOTHING_PACKED,
+    drafts: DraftNeeds = NO_DRAFTS,
 ) -> Geometry:
     """Decides the geometry.
 
     Args:
         packed: the matrices that are not kept as floats.
+        drafts: what drafting needs beside the model.
 
     Raises:
         ConfigError: settings that contradict each other or the model.
@@ -111,8 +137,13 @@ def plan_geometry(
     rows = _prefill_rows(ask, chunk)
     needs = tuple(pages_needed(max_len, page, window, chunk * rows[-1]) for window in windows)
     groups = tuple(windows.index(window) for window in model.windows)
-    budget = _pool_budget(ask, device, weights_bytes(model, weight, packed))
-    page_bytes = _group_page_bytes(model, page, kv)
+    weights = weights_bytes(model, weight, packed)
+    weights += drafts.num_floats * DTYPE_BYTES[weight] + drafts.packed_bytes
+    budget = _pool_budget(ask, device, weights)
+    draft_groups = _draft_groups(windows, drafts.model)
+    page_bytes = _group_page_bytes(
+        (model, groups), (drafts.model, draft_groups), page_tokens=page, kv_dtype=kv
+    )
     if device.platform == "cpu":
         budget = min(budget, max(CPU_POOL_BYTES, _request_bytes(needs, page_bytes)))
     return Geometry(
@@ -135,6 +166,7 @@ def plan_geometry(
         logprobs_mode=ask.logprobs_mode,
         draft_tokens=_draft_tokens(ask, max_len),
         verify_widths=_verify_widths(ask, slots, device),
+        draft_layer_groups=draft_groups,
     )
 
 
@@ -175,9 +207,14 @@ def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
     return 2 * model.num_kv_heads * model.head_dim * DTYPE_BYTES[kv_dtype]
 
 
-def cache_bytes(model: ModelConfig, geometry: Geometry) -> int:
-    """Bytes of the whole page pool."""
-    page_bytes = _group_page_bytes(model, geometry.page_tokens, geometry.kv_dtype)
+def cache_bytes(model: ModelConfig, geometry: Geometry, draft: ModelConfig | None = None) -> int:
+    """Bytes of the whole page pool, that of a draft model with pages of its own included."""
+    page_bytes = _group_page_bytes(
+        (model, geometry.layer_groups),
+        (draft, geometry.draft_layer_groups),
+        page_tokens=geometry.page_tokens,
+        kv_dtype=geometry.kv_dtype,
+    )
     return sum(count * size for count, size in zip(geometry.num_pages, page_bytes, strict=True))
 
 
@@ -261,10 +298,42 @@ def _verify_widths(ask: EngineConfig, slots: int, device: Device) -> tuple[int, 
     return tuple(sorted({widths[0], widest}))
 
 
-def _group_page_bytes(model: ModelConfig, page: int, kv_dtype: str) -> tuple[int, ...]:
-    token = kv_token_bytes(model, kv_dtype)
-    windows = sorted(set(model.windows))
-    return tuple(model.windows.count(window) * page * token for window in windows)
+def _draft_groups(windows: tuple[int, ...], draft: ModelConfig | None) -> tuple[int, ...]:
+    """The cache group of each layer of a draft model: the narrowest that keeps what it looks at.
+
+    Example: groups of windows (0, 512): a layer of window 128 or 512 takes group 1, one of window
+    1024 or of full attention group 0.
+    """
+    if draft is None:
+        return ()
+    found = []
+    for window in draft.windows:
+        fitting = [one for one in windows if one == 0 or 0 < window <= one]
+        if not fitting:
+            raise ConfigError(
+                f"the draft model looks back {window or 'without limit'} (0 is no limit), the "
+                f"model's layers keep {windows} tokens; use a draft model with such windows"
+            )
+        found.append(windows.index(min(fitting, key=lambda one: (one == 0, one))))
+    return tuple(found)
+
+
+def _group_page_bytes(
+    *models: tuple[ModelConfig | None, tuple[int, ...]], page_tokens: int, kv_dtype: str
+) -> tuple[int, ...]:
+    """Bytes of a page of each cache group: that of all layers in it, of all models.
+
+    models: each with the group of each layer that has pages of its own.
+    """
+    num_groups = 1 + max(group for _, groups in models for group in groups)
+    return tuple(
+        sum(
+            groups.count(group) * page_tokens * kv_token_bytes(model, kv_dtype)
+            for model, groups in models
+            if model is not None
+        )
+        for group in range(num_groups)
+    )
 
 
 def _pool_budget(ask: EngineConfig, device: Device, weights: int) -> int:

@@ -17,6 +17,7 @@ from jaxinfer.jobs.options import (
     ENGINE_OPTIONS,
     JOB_OPTIONS,
     LINE_OPTIONS,
+    RAY_OPTIONS,
     SAMPLING_OPTIONS,
     make_sampling_params,
     sampling_fields,
@@ -123,7 +124,7 @@ def chat(
 
 
 @app.command()
-@with_options(job=JOB_OPTIONS, sampling=LINE_OPTIONS, engine=ENGINE_OPTIONS)
+@with_options(job=JOB_OPTIONS, ray=RAY_OPTIONS, sampling=LINE_OPTIONS, engine=ENGINE_OPTIONS)
 def batch(
     source: Annotated[
         str,
@@ -132,6 +133,7 @@ def batch(
         ),
     ],
     job: dict[str, Any],
+    ray: dict[str, Any],
     sampling: dict[str, Any],
     engine: dict[str, Any],
     output: Annotated[Path, typer.Option("--output", "-o", help="File of results.")],
@@ -144,7 +146,7 @@ def batch(
     from jaxinfer.jobs.batch_command import run_and_report
 
     params = sampling_fields(sampling)
-    code = run_and_report(source, output, model, params=params, engine=engine, **job)
+    code = run_and_report(source, output, model, ray=ray, params=params, engine=engine, **job)
     if code:
         raise typer.Exit(code)
 

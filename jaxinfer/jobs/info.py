@@ -50,7 +50,8 @@ def describe_model(model: str, **engine_options: Any) -> ModelInfo:
     """
     ask = engine_config(**engine_options)
     from jaxinfer.checkpoint.checkpoint import open_checkpoint
-    from jaxinfer.engine.build import decide_geometry, find_device, storage_for
+    from jaxinfer.engine.build import decide_geometry, storage_for
+    from jaxinfer.engine.device import find_device
 
     checkpoint = open_checkpoint(model)
     device, plan, obstacle = find_device(), {}, None

@@ -43,7 +43,11 @@ def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_gguf(metadata: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
-    return {"qk_norm": True}
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in names,
+        "attention_out_bias": "blk.0.attn_output.bias" in names,
+        "qk_norm": True,
+    }
 
 
 OLMO2 = Architecture(

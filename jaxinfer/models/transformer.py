@@ -38,7 +38,7 @@ def forward(
 
     Args:
         params: arrays in the structure of the architecture's leaves.
-        cache: pages of all layers.
+        cache: pages of all layers; those of further layers, which are not this model's, pass by.
         rows: tokens [B, Q].
 
     Returns:
@@ -74,7 +74,8 @@ def forward(
         keys.append(pages[0])
         values.append(pages[1])
     x = rms_norm(x, params["final_norm"], config.norm_eps)
-    return x, PagedKV(keys=tuple(keys), values=tuple(values))
+    beyond = len(keys)
+    return x, PagedKV(keys=(*keys, *cache.keys[beyond:]), values=(*values, *cache.values[beyond:]))
 
 
 def embed(

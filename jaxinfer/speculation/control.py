@@ -5,6 +5,8 @@ the weights dominates and the rows are nearly free; with many they cost what the
 whose drafts fail pays for nothing, so it drafts only now and then, to see whether that has changed.
 """
 
+from abc import ABC, abstractmethod
+
 from jaxinfer.config.speculative_config import SpeculativeConfig
 from jaxinfer.scheduler.drafting import DraftCounts
 from jaxinfer.scheduler.request import Request
@@ -18,13 +20,15 @@ NEW_SHARE = 0.25  # weight of the newest step in the average
 DEFAULT_RUNNING = 4  # running requests up to which drafting pays where nothing was set
 
 
-class NgramDrafter:
-    """Drafts for the scheduler, and learns what became of them.
+class Control(ABC):
+    """What the drafters share: when they draft, and what they learn from it.
 
     Args:
         config: the settings.
         max_rows: rows of the widest verify program.
     """
+
+    on_device: bool
 
     def __init__(self, config: SpeculativeConfig, max_rows: int) -> None:
         self.config = config
@@ -44,8 +48,26 @@ class NgramDrafter:
             return True
         return request.num_undrafted >= PROBE_EVERY
 
+    @abstractmethod
     def drafts(self, request: Request, most: int) -> tuple[int, ...]:
         """Up to `most` tokens to be verified after the request's last one."""
+
+    def see(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        """Notes how many of a request's drafts were accepted."""
+        self.counts.see(num_drafted, num_accepted)
+        request.draft_counts.see(num_drafted, num_accepted)
+        self._learn(request, num_accepted)
+
+    def _learn(self, request: Request, num_accepted: int) -> None:
+        request.drafts_accepted += NEW_SHARE * (num_accepted - request.drafts_accepted)
+
+
+class NgramDrafter(Control):
+    """Drafts by lookup, here on the host."""
+
+    on_device = False
+
+    def drafts(self, request: Request, most: int) -> tuple[int, ...]:
         if not self.is_due(request):
             return ()
         found = ngram_drafts(
@@ -57,11 +79,25 @@ class NgramDrafter:
         if not found:
             # As if a draft had failed: whoever has nothing to look up shall not keep the device
             # waiting for the host at every step.
-            request.drafts_accepted -= NEW_SHARE * request.drafts_accepted
+            self._learn(request, 0)
         return found
 
-    def see(self, request: Request, num_drafted: int, num_accepted: int) -> None:
-        """Notes how many of a request's drafts were accepted."""
-        self.counts.see(num_drafted, num_accepted)
-        request.draft_counts.see(num_drafted, num_accepted)
-        request.drafts_accepted += NEW_SHARE * (num_accepted - request.drafts_accepted)
+
+class ModelDrafter(Control):
+    """Has a model draft, on the device.
+
+    Args:
+        max_position: positions that the draft model knows; what lies beyond is not drafted.
+    """
+
+    on_device = True
+
+    def __init__(self, config: SpeculativeConfig, max_rows: int, max_position: int) -> None:
+        super().__init__(config, max_rows)
+        self._max_position = max_position
+
+    def drafts(self, request: Request, most: int) -> tuple[int, ...]:
+        """Zeros, as many as tokens may be drafted: what they will be is the device's knowledge."""
+        # The last token goes in at num_scheduled, the last draft but one most - 1 places later.
+        room = self._max_position - request.num_scheduled
+        return (0,) * max(0, min(most, room)) if self.is_due(request) else ()

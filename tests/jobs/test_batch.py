@@ -183,6 +183,8 @@ def test_seeds_come_from_the_job_and_the_id(tmp_path: Path) -> None:
     assert bodies["a"]["choices"][0]["text"] != bodies["b"]["choices"][0]["text"]
     assert all(body["system_fingerprint"].startswith("fp_") for body in bodies.values())
     assert len(bodies["a"]["choices"][0]["token_ids"]) == 4
+    assert bodies["a"]["metrics"]["e2e_latency_s"] > 0
+    assert bodies["a"]["metrics"]["num_generation_tokens"] == 4
     assert bodies["a"]["prompt_token_ids"] == list(b"p a")
 
 
