@@ -105,8 +105,10 @@ def _rounded(leaf: Leaf, source: Source, quantization: Quantization, num_layers:
                 f"quantization overrides keep the experts {layer} as {', '.join(sorted(methods))}: "
                 "all experts of a layer are kept alike; write a pattern that all of them match"
             )
-        rounded = [_rounded_matrix(one, *methods, quantization) for one in source.experts]
-        return StackedMatrices(rounded)
+        method = methods.pop()
+        return StackedMatrices(
+            [_rounded_matrix(one, method, quantization) for one in source.experts]
+        )
     return _rounded_matrix(source, quantization.method_of(layer, num_layers), quantization)
 
 

@@ -61,7 +61,7 @@ def run_in_rounds(
     Cost: 6·X·places·E·F FLOPs and all stacks read once, a round; less as the kernel does.
     """
     unit = KERNEL_ROWS if kernel in ("mosaic", "simulated") else 1
-    places = places_of_expert(*chosen.shape, num_experts, unit)
+    places = places_of_expert(chosen.shape[0], chosen.shape[1], num_experts, unit)
     seating = seat_rows(chosen, num_experts, places)
     stacks = jax.tree.map(as_floats, weights)
 

@@ -37,7 +37,8 @@ def run_in_tiles(
 
     Cost: 6·E·F FLOPs for each of the tiles' rows; an expert is read once a tile of it.
     """
-    tiles = group_rows(chosen, num_experts, tile_rows(*chosen.shape, num_experts))
+    rows_of_a_tile = tile_rows(chosen.shape[0], chosen.shape[1], num_experts)
+    tiles = group_rows(chosen, num_experts, rows_of_a_tile)
     num_tiles, num_rows = tiles.rows.shape
 
     def run(tile: jax.Array, out: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import pytest
 from jaxinfer.checkpoint.checkpoint import find_sources, open_checkpoint
 from jaxinfer.errors import CheckpointError, UnsupportedError
 from tests.support.family_fixtures import read_fixture
-from tests.support.quant_models import decoded, gptq_layer, random_layer
+from tests.support.quant_folders import decoded, gptq_layer, random_layer
 from tests.support.tiny_experts import (
     MATRICES,
     TINY_MIXTRAL_CONFIG,
@@ -82,8 +82,8 @@ def test_gptq_experts(act_order: bool, tmp_path: Path, forward_logits: Any) -> N
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"num_local_experts": 5}, CheckpointError, r"lacks 1 of the 5 experts .*experts\.4\.w1"),
-        ({"num_local_experts": 3}, CheckpointError, "holds 6 tensors that the model does not use"),
+        ({"num_local_experts": 5}, CheckpointError, r"lacks 1 of the 5 experts .*experts\.4\.w2"),
+        ({"num_local_experts": 3}, CheckpointError, r"gate\.weight.* has shape \[4, 64\]"),
         ({"num_experts_per_tok": 5}, CheckpointError, "num_experts_per_tok=5 is more than the 4"),
         ({"num_experts_per_tok": 0}, CheckpointError, "num_experts_per_tok=0"),
         ({"num_experts_per_tok": "2"}, CheckpointError, "num_experts_per_tok='2'"),
@@ -129,7 +129,7 @@ def test_a_dense_llama_that_says_it_has_experts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "error", "message"),
     [
-        ({"llama.expert_count": 3}, CheckpointError, r"ffn_gate_exps.* has shape \[4, 96, 64\]"),
+        ({"llama.expert_count": 3}, CheckpointError, r"ffn_down_exps.* has shape \[4, 64, 96\]"),
         ({"llama.expert_used_count": 9}, CheckpointError, "=9 is more than the 4"),
         ({"llama.expert_gating_func": 2}, UnsupportedError, "expert_gating_func=2"),
         ({"llama.expert_shared_count": 1}, UnsupportedError, "expert_shared_count=1"),
