@@ -68,7 +68,8 @@ class Geometry:
     speculation; verify_widths: rows of each verify program, ascending; draft_layer_groups: the
     cache group of each layer of a draft model that has pages of its own. kv_dtype: a name of
     `KV_CACHE_DTYPES` but "auto". kv_scales: of an fp8 cache, for each layer the fixed scales of its
-    keys and of its values, one or one a kv head; empty where all are 1.
+    keys and of its values, one or one a kv head; empty where all are 1. expert_kernel: as
+    `layers.moe.moe` takes it.
     """
 
     max_model_len: int
@@ -93,6 +94,7 @@ class Geometry:
     logprobs_mode: Literal["raw", "processed"] = "raw"
     kv_scales: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()
     norm_kernel: str = "auto"
+    expert_kernel: str = "tiles"
 
     @property
     def page_kinds(self) -> tuple[str, str]:
@@ -195,10 +197,19 @@ def weights_bytes(
 ) -> int:
     """Bytes of the matrices and embeddings (norms and biases are too small to matter here)."""
     attention = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim * model.hidden_size
-    mlp = 3 * model.mlp_size * model.hidden_size
+    mlps = sum(_mlp_sizes(model)) * 3 * model.hidden_size
     outer = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
-    floats = model.num_layers * (attention + mlp) + outer - packed.num_elements + drafts.num_floats
+    floats = model.num_layers * attention + mlps + outer - packed.num_elements + drafts.num_floats
     return floats * DTYPE_BYTES[weight_dtype] + packed.num_bytes + drafts.packed_bytes
+
+
+def _mlp_sizes(model: ModelConfig) -> list[int]:
+    """F of each layer; of all experts together where it has them."""
+    experts = model.experts
+    if experts is None:
+        return [model.mlp_size] * model.num_layers
+    every = experts.num_experts * experts.mlp_size
+    return [every if is_sparse else model.mlp_size for is_sparse in experts.is_sparse]
 
 
 def kv_token_bytes(model: ModelConfig, kinds: tuple[str, str]) -> int:

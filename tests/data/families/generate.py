@@ -5,6 +5,7 @@ Eager attention, float32. Prompt 1 exceeds every window and every trained contex
 """
 
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,13 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
         "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
     },
+    "mixtral_window": {
+        "model_type": "mixtral",
+        "num_hidden_layers": 2,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+    },
     "olmo2": {"model_type": "olmo2", "num_key_value_heads": 2},
     "olmo2_mha": {"model_type": "olmo2", "num_key_value_heads": 4, "attention_bias": True},
     "phi3": {"model_type": "phi3", "sliding_window": 8},
@@ -128,6 +136,25 @@ CASES: dict[str, dict[str, Any]] = {
             "rope_theta": 1000000.0,
         },
     },
+    "qwen3_moe_listed": {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 4,
+        "head_dim": 8,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 16,
+        "mlp_only_layers": [0, 2],
+        "norm_topk_prob": False,
+    },
+    "qwen3_moe_stepped": {
+        "model_type": "qwen3_moe",
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 24,
+        "decoder_sparse_step": 2,
+        "norm_topk_prob": True,
+    },
     "smollm3": {
         "model_type": "smollm3",
         "num_hidden_layers": 5,
@@ -164,6 +191,8 @@ def older_config(config: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]
         older["rope_scaling"].pop("original_max_position_embeddings", None)
     if config["model_type"] in FOLLOWS:
         older.pop("layer_types", None)
+    if config["model_type"] == "qwen3_moe" and "num_local_experts" in older:
+        older["num_experts"] = older.pop("num_local_experts")
     older["torch_dtype"] = "float32"
     older["transformers_version"] = "4.51.3"
     return older
@@ -201,5 +230,5 @@ def write_case(name: str, case: dict[str, Any]) -> None:
 UNSAID = ("id2label", "label2id", "output_attentions", "output_hidden_states", "return_dict")
 
 if __name__ == "__main__":
-    for name, case in CASES.items():
-        write_case(name, case)
+    for name in sys.argv[1:] or CASES:
+        write_case(name, CASES[name])
