@@ -12,7 +12,6 @@ from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import Geometry
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import ConfigError
-from jaxinfer.layers.expert_rounds import choose_expert_kernel
 from jaxinfer.layers.matmul_kernels import with_kernels
 from pallas_kernels.dispatch import Platform, current_platform
 from pallas_kernels.paged_attention import resolve_implementation as resolve_attention
