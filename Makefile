@@ -42,6 +42,8 @@ test: check ## lint, types, import contracts, then the fast tests
 # Names to try for the second Python, or `none` to go without one.
 SECOND_PYTHON ?= python3.13 python3.12 python3.11
 test-all: check ## everything but gpu tests, then the fast tests on a second Python
+	@$(BIN)/python -m pip install --quiet -e '.[ray]' || \
+	  echo "Ray (extra ray) cannot be had: its tests skip." >&2
 	@$(MAKE) --no-print-directory tests SELECT='not gpu'
 	@if [ "$(SECOND_PYTHON)" = none ]; then exit 0; fi; \
 	first=$$($(BIN)/python -c '$(version)'); \

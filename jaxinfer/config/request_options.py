@@ -1,6 +1,6 @@
 """HOST. How one request is to be served, beside what it wants drawn (`SamplingParams`)."""
 
-import math
+import sys
 from dataclasses import dataclass
 
 from jaxinfer.errors import ConfigError
@@ -35,4 +35,4 @@ class RequestOptions:
 
 def _is_positive(value: object) -> bool:
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_real and math.isfinite(value) and value > 0  # type: ignore[arg-type]
+    return is_real and 0 < value <= sys.float_info.max  # type: ignore[operator]

@@ -1,6 +1,5 @@
 """HOST. How one request wants its tokens drawn; names, defaults and rules as in vLLM."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
@@ -10,11 +9,13 @@ from jaxinfer.config.option_names import Planned, accepted_options
 from jaxinfer.config.step_plan import MAX_BAD_WORDS, MAX_BIAS_IDS
 from jaxinfer.errors import ConfigError, RequestError
 
+MAX_COMPLETIONS = 128  # a request for each is made when the prompt is taken in
 MAX_TEMPERATURE = 2.0
 MAX_LOGPROBS = 20
 MAX_STOP_IDS = 64
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
+_MAX_REAL = 3.4028234e38  # of float32, in which they reach the device
 
 _NUMBERS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens"),
@@ -43,7 +44,7 @@ class _NamedOptions(type):
 class SamplingParams(metaclass=_NamedOptions):
     """Sampling parameters of one request.
 
-    n: completions a prompt; more than one needs a temperature above 0.
+    n: completions a prompt, at most 128; more than one needs a temperature above 0.
     temperature: 0 is greedy and ignores top_k, top_p and min_p.
     top_p: in (0, 1]. top_k: 0 or -1 is off. min_p: in [0, 1], relative to the likeliest token.
     seed: None draws one from the engine's; the one used is reported.
@@ -111,9 +112,12 @@ class SamplingParams(metaclass=_NamedOptions):
         """NumPy's scalars become Python's: parameters are compared, hashed and written as JSON."""
         for name in _NUMBERS:
             value = getattr(self, name)
-            if isinstance(value, Real) and not isinstance(value, bool):
-                plain = int(value) if isinstance(value, Integral) else float(value)
-                object.__setattr__(self, name, plain)
+            if not isinstance(value, Real) or isinstance(value, bool):
+                continue
+            if isinstance(value, Integral):
+                object.__setattr__(self, name, int(value))
+            elif not abs(value) > _MAX_REAL:  # a larger fraction has no float; it is refused below
+                object.__setattr__(self, name, float(value))
 
     def _set_forms(self) -> None:
         stops = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
@@ -205,11 +209,16 @@ class SamplingParams(metaclass=_NamedOptions):
             )
             if (value or 0) > MAX_LOGPROBS:
                 raise RequestError(
-                    f"SamplingParams.{name}={value}: at most {MAX_LOGPROBS} are reported; "
+                    f"SamplingParams.{name}={_shown(value)}: at most {MAX_LOGPROBS} are reported; "
                     "ask for fewer"
                 )
 
     def _check_ceilings(self) -> None:
+        if self.n > MAX_COMPLETIONS:
+            raise RequestError(
+                f"SamplingParams.n={_shown(self.n)}: a prompt gets at most {MAX_COMPLETIONS} "
+                "completions; ask for fewer, or for the prompt again with another seed"
+            )
         for name, held, things, ceiling in (
             ("stop_token_ids", self.stop_token_ids, "ids", MAX_STOP_IDS),
             ("logit_bias", self.bias_entries, "ids", MAX_BIAS_IDS),
@@ -227,7 +236,15 @@ def _is_int(value: object) -> bool:
 
 
 def _is_real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= _MAX_REAL  # type: ignore[arg-type]
+
+
+def _shown(value: object) -> str:
+    """The value as messages have it; Python prints no int of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an int of {value.bit_length()} bits"
+    return repr(value)
 
 
 def _as_tuple(name: str, values: object) -> tuple:
@@ -280,4 +297,6 @@ def _require_bool(name: str, value: object) -> None:
 
 def _require(holds: bool, name: str, value: object, rule: str) -> None:
     if not holds:
-        raise ConfigError(f"SamplingParams.{name}={value!r}: must be {rule}; pass another value")
+        raise ConfigError(
+            f"SamplingParams.{name}={_shown(value)}: must be {rule}; pass another value"
+        )

@@ -7,13 +7,10 @@
 Knows the order of things; reading, checking, running and writing are the modules beside it.
 """
 
-import fcntl
 import json
 import logging
 import os
-import shutil
 import signal
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,10 +23,16 @@ from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.errors import ConfigError, JaxInferError
 from jaxinfer.jobs import session
 from jaxinfer.jobs.batch_file import OutputFile, rewrite, write_whole
-from jaxinfer.jobs.batch_fingerprint import engine_fingerprint, job_fingerprint, model_fingerprint
+from jaxinfer.jobs.batch_fingerprint import (
+    draft_of,
+    engine_fingerprint,
+    job_fingerprint,
+    model_fingerprint,
+)
+from jaxinfer.jobs.batch_folder import LEDGER, SPOOL, job_folder, storage_errors
 from jaxinfer.jobs.batch_input import BatchInput, InputLine, open_input
 from jaxinfer.jobs.batch_ledger import Ledger
-from jaxinfer.jobs.batch_lines import LineRunner
+from jaxinfer.jobs.batch_lines import SHORTER_INPUT, LineRunner
 from jaxinfer.jobs.batch_loop import Stop, run_requests
 from jaxinfer.jobs.batch_metrics import MetricsServer
 from jaxinfer.jobs.batch_progress import Progress, ProgressReporter, measure_progress
@@ -97,6 +100,7 @@ def run_batch(
         digest_model=lambda: model_fingerprint(
             model,
             options.get("tokenizer"),
+            draft=draft_of(options),
             show_progress=bool(options.get("show_progress", True)),
         ),
     ).run()
@@ -135,11 +139,11 @@ class BatchJob:
         with storage_errors(self.ask.output), ExitStack() as stack:
             folder = stack.enter_context(job_folder(self.ask.output))
             source = open_input(
-                self.ask.source, folder / "input.jsonl", max_line_bytes=self.ask.max_line_bytes
+                self.ask.source, folder / SPOOL, max_line_bytes=self.ask.max_line_bytes
             )
-            ledger = stack.enter_context(closing(Ledger(folder / "ledger.sqlite")))
+            ledger = stack.enter_context(closing(Ledger(folder / LEDGER)))
             self._scan(source, ledger)
-            with _signals_stop(self.stop):
+            with _signals_stop(self.stop, lambda: self._runner is not None):
                 self._run_pending(source, ledger)
             done, failed, total = self._counts()
             if self.ask.ordered and done + failed == total:
@@ -168,7 +172,7 @@ class BatchJob:
 
     def _scan(self, source: BatchInput, ledger: Ledger) -> None:
         """Reads every line's id and what the output holds; runs nothing."""
-        single = len(source.files) == 1
+        single = not source.is_folder
         rows = ((one, decode_line(one, single_file=single).custom_id) for one in source.lines())
         ledger.fill(rows, self.ask.shard)
         num_held = resume(
@@ -197,8 +201,10 @@ class BatchJob:
                 llm,
                 self.ask,
                 job=self.fingerprint,
-                engine=engine_fingerprint(self.model_digest, llm.geometry),
-                single_file=len(source.files) == 1,
+                engine=engine_fingerprint(
+                    self.model_digest, llm.geometry, llm.engine_config, session.device_name()
+                ),
+                single_file=not source.is_folder,
                 strict=bool(self.options.get("strict")),
                 add_line=lambda position, line, failed: file.add(position, line, failed=failed),
             )
@@ -222,19 +228,35 @@ class BatchJob:
         runner = self._runner
         assert runner is not None
         publish_s = 0.0
-        with closing(run_requests(llm, runner.requests(pending), self.stop)) as results:
+
+        def do_chores() -> None:
+            nonlocal publish_s
+            file.flush_if_due()
+            now = time.perf_counter()
+            if now >= publish_s:
+                publish_s = now + _PUBLISH_S
+                self._see(llm)
+                reporter.tick()
+                if server is not None:
+                    server.publish({**self._metrics, **self._line_metrics()})
+
+        lines = self._until_stopped(pending, do_chores)
+        with closing(run_requests(llm, runner.requests(lines), self.stop)) as results:
             for result in results:
                 if result is not None:
                     runner.take_result(*result)
-                    continue
-                file.flush_if_due()
-                now = time.perf_counter()
-                if now >= publish_s:
-                    publish_s = now + _PUBLISH_S
-                    self._see(llm)
-                    reporter.tick()
-                    if server is not None:
-                        server.publish({**self._metrics, **self._line_metrics()})
+                else:
+                    do_chores()
+
+    def _until_stopped(
+        self, pending: Iterator[tuple[InputLine, str]], do_chores: Callable[[], None]
+    ) -> Iterator[tuple[InputLine, str]]:
+        """Lines that are refused make no steps of the engine: chores are done between them too."""
+        for one in pending:
+            if self.stop.wanted:
+                return
+            yield one
+            do_chores()
 
     def _see(self, llm: "LLM") -> None:
         self._metrics = llm.get_metrics()
@@ -294,6 +316,12 @@ def check_options(options: Mapping[str, Any]) -> None:
             f"max_num_waiting={options['max_num_waiting']!r} has no place in a batch job, which "
             "reads ahead no further than the engine needs; leave it out"
         )
+    tokenizer = options.get("tokenizer")
+    if not isinstance(tokenizer, str | Path | None):
+        raise ConfigError(
+            f"tokenizer={type(tokenizer).__name__} object: a job is resumed by another process, "
+            "which must be able to tell that it is the same; name the folder that it is in"
+        )
 
 
 def _pending_lines(source: BatchInput, ledger: Ledger) -> Iterator[tuple[InputLine, str]]:
@@ -306,6 +334,8 @@ def _pending_lines(source: BatchInput, ledger: Ledger) -> Iterator[tuple[InputLi
             position, digest = next(pending, (-1, ""))
         if position < 0:
             return
+    if position >= 0:
+        raise JaxInferError(SHORTER_INPUT)
 
 
 def _put_in_order(output: Path, ledger: Ledger) -> None:
@@ -319,41 +349,14 @@ def _put_in_order(output: Path, ledger: Ledger) -> None:
 
 
 @contextmanager
-def storage_errors(output: Path) -> Iterator[None]:
-    """Errors of the disk (full, read-only, …) as one message; the output holds whole lines."""
-    try:
-        yield
-    except (OSError, sqlite3.Error) as error:
-        raise JaxInferError(
-            f"the job of {str(output)!r} was ended by an error of the system ({error}); make room "
-            "or check permissions, then start the same command again: it goes on from there"
-        ) from error
+def _signals_stop(stop: Stop, has_begun: Callable[[], bool]) -> Iterator[None]:
+    """Ctrl-C (and a request to terminate) sets `stop`; a second one raises KeyboardInterrupt.
 
-
-@contextmanager
-def job_folder(output: Path) -> Iterator[Path]:
-    """Scratch beside the output while the job runs; a second job of the same output is refused."""
-    folder = output.with_name(output.name + ".job")
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"another process is writing {str(output)!r}; wait for it, or name another output"
-            ) from None
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _signals_stop(stop: Stop) -> Iterator[None]:
-    """Ctrl-C (and a request to terminate) sets `stop`; a second one raises KeyboardInterrupt."""
+    So does the first while the model is loading, when there is nothing to finish.
+    """
 
     def on_signal(*_: object) -> None:
-        if stop.wanted:
+        if stop.wanted or not has_begun():
             raise KeyboardInterrupt
         stop.wanted = True
         os.write(2, b"\nstopping: what is running is finished; once more stops at once\n")

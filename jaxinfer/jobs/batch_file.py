@@ -7,18 +7,21 @@ Knows lines and bytes; what a line says, the caller knows. Every rewriting goes 
 that then takes its name.
 """
 
+import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxinfer.errors import JaxInferError
+from jaxinfer.errors import ConfigError, JaxInferError
 from jaxinfer.jobs.batch_ledger import Landed
 
 GROUP_LINES = 128
 GROUP_BYTES = 2**20
 GROUP_SECONDS = 0.5
+_LOCK_POLL_S = 0.1
 
 
 @dataclass(slots=True)
@@ -31,17 +34,25 @@ class _Group:
 
 
 class OutputFile:
-    """Appends lines to a file, a group at a time.
+    """Appends lines to a file, a group at a time; while it is open nobody else may open it so.
 
     Args:
         path: of the output; made if missing.
         on_landed: is told of the lines of every group once they are on the disk.
+        wait_s: for how long it is waited for another writer to end.
+
+    Raises:
+        ConfigError: another process writes the file, under this name or another.
     """
 
-    def __init__(self, path: Path, on_landed: Callable[[list[Landed]], None]) -> None:
+    def __init__(
+        self, path: Path, on_landed: Callable[[list[Landed]], None], *, wait_s: float = 0.0
+    ) -> None:
         self.path = path
         self._on_landed = on_landed
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._file = _open_locked(path, wait_s)
+        _sync_folder(path.parent)
+        cut_torn_line(path)
         self._end = os.fstat(self._file).st_size
         self._group = _Group()
 
@@ -96,6 +107,36 @@ class OutputFile:
 
     def _cut_torn(self) -> None:
         os.ftruncate(self._file, self._end)  # frees room, so it works on a full disk
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Nobody else writes the file meanwhile; raises as `OutputFile`."""
+    file = _open_locked(path, 0.0)
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+def _open_locked(path: Path, wait_s: float) -> int:
+    """A descriptor that appends to the file and has its lock, which ends with the process."""
+    end_s = time.monotonic() + wait_s
+    while True:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file), os.stat(path)):
+                return file
+            os.close(file)  # it was rewritten meanwhile: another file has its name
+        except BlockingIOError:
+            os.close(file)
+            if time.monotonic() >= end_s:
+                raise ConfigError(
+                    f"another process is writing {str(path)!r}, under this name or another; wait "
+                    "for it, or name another output"
+                ) from None
+            time.sleep(_LOCK_POLL_S)
 
 
 def _write_all(file: int, data: bytes) -> None:
@@ -165,8 +206,12 @@ def half_rewritten(path: Path) -> Path:
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a small file, all or nothing."""
     beside = half_rewritten(path)
-    beside.write_bytes(data)
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(beside, path)
+    _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.checkpoint.source import resolve_source
+from jaxinfer.config.engine_config import EngineConfig
+from jaxinfer.config.geometry import Geometry
 from jaxinfer.config.sampling_params import SamplingParams
+from jaxinfer.config.speculative_config import speculative_config
 
 # Settings that change no token.
 NEUTRAL_SETTINGS = frozenset(
@@ -36,14 +39,19 @@ _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 
 
 def model_fingerprint(
-    model: str | Path, tokenizer: object = None, *, show_progress: bool = False
+    model: str | Path,
+    tokenizer: object = None,
+    *,
+    draft: str | Path | None = None,
+    show_progress: bool = False,
 ) -> str:
     """Hex digits that depend on the content of a model's files, not on where they are.
 
     Of large files the size and 32 samples count, so that it takes no longer than a second.
 
     Args:
-        tokenizer: another folder's, whose files count too. show_progress: a bar for a download.
+        tokenizer: another folder's, whose files count too. draft: the model that drafts, likewise.
+        show_progress: a bar for a download.
 
     Raises:
         CheckpointError: no such model.
@@ -52,7 +60,16 @@ def model_fingerprint(
     files = _folder_files(source.path) if source.folder else _gguf_parts(source.path)
     if isinstance(tokenizer, str | Path):
         files = [*files, *_folder_files(Path(tokenizer))]
-    return _digest(f"{path.name} {_file_digest(path)}" for path in files)
+    parts = [f"{path.name} {_file_digest(path)}" for path in files]
+    if draft is not None:
+        parts.append(f"draft {model_fingerprint(draft, show_progress=show_progress)}")
+    return _digest(parts)
+
+
+def draft_of(settings: Mapping[str, Any]) -> str | None:
+    """The draft model that settings of the engine name."""
+    asked = speculative_config(settings.get("speculative_config"))
+    return asked.model if asked is not None else None
 
 
 def job_fingerprint(
@@ -71,15 +88,29 @@ def job_fingerprint(
     return _digest([json.dumps(facts, sort_keys=True, default=str)])[:12]
 
 
-def engine_fingerprint(model: str, geometry: Any) -> str:
+def engine_fingerprint(model: str, geometry: Geometry, asked: EngineConfig, device: str) -> str:
     """Twelve hex digits of the model and of what its arithmetic was decided to be.
 
     Args:
-        model: the fingerprint of the model. geometry: of the engine.
+        model: the fingerprint of the model. geometry, asked: of the engine. device: it, and what
+            compiled for it.
     """
-    names = ("weight_dtype", "activation_dtype", "kv_dtype", "attention_kernel", "expert_kernel")
-    names += ("max_model_len",)
-    return _digest([model, *(f"{name}={getattr(geometry, name, None)}" for name in names)])[:12]
+    decided = {
+        "weight_dtype": geometry.weight_dtype,
+        "activation_dtype": geometry.activation_dtype,
+        "kv_dtype": geometry.kv_dtype,
+        "kv_scales": geometry.kv_scales,
+        "attention_kernel": geometry.attention_kernel,
+        "norm_kernel": geometry.norm_kernel,
+        "expert_kernel": geometry.expert_kernel,
+        "max_model_len": geometry.max_model_len,
+        "quantization": asked.quantization,
+        "weights": asked.weights,
+        "activations": asked.activations,
+        "kernels": asked.kernels,  # with the device they say which multiply packed matrices
+        "device": device,
+    }
+    return _digest([model, json.dumps(_plain(decided), sort_keys=True, default=str)])[:12]
 
 
 def _plain(value: Any) -> Any:

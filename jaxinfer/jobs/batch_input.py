@@ -21,6 +21,7 @@ MAX_LINE_BYTES = 4 * 2**20
 _HEAD_BYTES = 4096  # kept of a line that is too long, for its custom_id
 _BOM = b"\xef\xbb\xbf"
 _GZIP_MAGIC = b"\x1f\x8b"
+_PARQUET_MAGIC = b"PAR1"
 _PARQUET_ROWS = 256
 SHARD_ENDINGS = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".parquet")
 
@@ -55,10 +56,14 @@ class BatchInput:
     Args:
         files: in the order in which they are read.
         max_line_bytes: a longer line is not read into memory.
+        is_folder: whether the files are a folder's, be there one or many.
     """
 
-    def __init__(self, files: list[Path], *, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+    def __init__(
+        self, files: list[Path], *, max_line_bytes: int = MAX_LINE_BYTES, is_folder: bool = False
+    ) -> None:
         self.files = files
+        self.is_folder = is_folder
         self.max_line_bytes = max_line_bytes
 
     def lines(self) -> Iterator[InputLine]:
@@ -112,7 +117,10 @@ class BatchInput:
         if path.suffix == ".parquet":
             for number, data in enumerate(_parquet_rows(path), 1):
                 if number >= first:
-                    yield number, 0, data, len(data)
+                    size = len(data)
+                    if size > self.max_line_bytes:
+                        data = data[: min(_HEAD_BYTES, self.max_line_bytes)]
+                    yield number, 0, data, size
             return
         with path.open("rb") as raw, _decompressed(raw) as file:
             file.seek(offset)
@@ -152,7 +160,20 @@ def open_input(
             f"input={str(source)!r} was not found; name a .jsonl file (.gz too), a .parquet file, "
             "a folder of them, or - for standard input"
         )
-    return BatchInput(files, max_line_bytes=max_line_bytes)
+    for file in files:
+        _refuse_unnamed_parquet(file, str(source))
+    return BatchInput(files, max_line_bytes=max_line_bytes, is_folder=path.is_dir())
+
+
+def _refuse_unnamed_parquet(file: Path, source: str) -> None:
+    if file.suffix == ".parquet":
+        return
+    with file.open("rb") as opened:
+        if opened.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC:
+            raise ConfigError(
+                f"input={source!r} is Parquet, which is read from a file whose name ends with "
+                f".parquet; give {'the file itself' if source == '-' else 'it such a name'}"
+            )
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -206,9 +227,12 @@ def _bare(data: bytes, size: int) -> tuple[bytes, int]:
 
 
 def _parquet_rows(path: Path) -> Iterator[bytes]:
-    """Rows as JSON lines; nulls are left out, as a field that was never there."""
+    """Rows as JSON lines; nulls are left out, as a field that was never there.
+
+    Bytes that are no UTF-8 stay as they are, so that the line is refused as one of a text file is.
+    """
     try:
-        from pyarrow import parquet  # type: ignore[reportMissingImports]
+        from pyarrow import ArrowException, parquet  # type: ignore[reportMissingImports]
     except ImportError as error:
         raise ConfigError(
             f"{path}: reading Parquet needs pyarrow; install it with: pip install "
@@ -218,9 +242,17 @@ def _parquet_rows(path: Path) -> Iterator[bytes]:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
                 for row in batch.to_pylist():
-                    yield json.dumps(_without_nulls(row), default=repr).encode()
-    except ValueError as error:  # pyarrow's errors for damaged files
+                    text = json.dumps(_without_nulls(row), default=_as_text, ensure_ascii=False)
+                    yield text.encode("utf-8", "surrogateescape")
+    except (ValueError, ArrowException) as error:  # damaged files, types that it cannot read
         raise ConfigError(f"{path} is no Parquet file that can be read ({error})") from error
+
+
+def _as_text(value: Any) -> str:
+    """Of a binary column its text; of dates and decimals what Python prints of them."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    return str(value)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("jaxinfer")
 
+SHORTER_INPUT = (
+    "the input is shorter now than when the job began: lines that are to be run are gone; leave it "
+    "as it is until the job has ended, then start the same command again"
+)
+
 AddLine = Callable[[int, bytes, bool], None]
 
 
@@ -121,7 +126,7 @@ class LineRunner:
             RequestError: it failed and the job is strict.
         """
         tag: _Tag = ready.tag
-        error = _failure(output)
+        error = failure(output)
         if error is not None:
             self._add_error(tag.line, tag.digest, tag.request.custom_id, error)
             return
@@ -179,7 +184,7 @@ def _fields_of(params: SamplingParams) -> dict[str, Any]:
     return {one.name: getattr(params, one.name) for one in fields(params) if one.init}
 
 
-def _failure(output: "RequestOutput") -> LineError | None:
+def failure(output: "RequestOutput") -> LineError | None:
     """The error of a request that did not come to its end."""
     if output.error is not None:
         return LineError("request_failed", output.error)

@@ -16,7 +16,8 @@ _GAUGES = frozenset(
     (
         *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
         *("kv_cache_usage_peak_perc", "model_load_seconds", "num_programs"),
-        *("batch_lines",),
+        *("spec_decode_estimated_gain", "spec_decode_acceptance_rate"),
+        *("spec_decode_mean_acceptance_length", "batch_lines"),
     )
 )
 

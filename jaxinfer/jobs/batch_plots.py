@@ -3,7 +3,8 @@
 Knows results as records; asks for matplotlib only when a picture is wanted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,23 @@ _LENGTHS = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Figures:
+    """What a picture needs of a result, whose texts are not kept."""
+
+    latencies: Mapping[str, float | None]
+    prompt_tokens: int
+    completion_tokens: int
+
+    @classmethod
+    def of(cls, result: BatchResult) -> "_Figures":
+        return cls(
+            latencies={name: result.metrics.get(name) for name, _ in _LATENCIES},
+            prompt_tokens=result.prompt_tokens,
+            completion_tokens=result.completion_tokens,
+        )
+
+
 def plot_results(output: str | Path) -> Any:
     """A matplotlib figure: how latencies and lengths of a job's requests are distributed.
 
@@ -32,12 +50,12 @@ def plot_results(output: str | Path) -> Any:
     Raises:
         ConfigError: matplotlib is not installed, or no such output.
     """
-    served = [one for one in read_results(output) if one.error is None]
+    served = [_Figures.of(one) for one in read_results(output) if one.error is None]
     pyplot = _import_pyplot()
     figure, axes = pyplot.subplots(2, 3, figsize=(12, 6), layout="constrained")
     pyplot.close(figure)  # a notebook shows what a cell returns, and would show it twice
     for axis, (name, label) in zip(axes[0], _LATENCIES, strict=True):
-        values = [one.metrics[name] for one in served if one.metrics.get(name) is not None]
+        values = [one.latencies[name] for one in served if one.latencies[name] is not None]
         _draw_histogram(axis, values, label, 'no such times: run with include=["metrics"]')
     for axis, (name, label) in zip(axes[1], _LENGTHS, strict=False):
         _draw_histogram(axis, [getattr(one, name) for one in served], label, "no results")
@@ -57,12 +75,12 @@ def _draw_histogram(axis: Any, values: Sequence[float], label: str, missing: str
     axis.legend()
 
 
-def _draw_latency_by_length(axis: Any, served: Sequence[BatchResult]) -> None:
-    timed = [one for one in served if one.metrics.get("e2e_latency_s") is not None]
+def _draw_latency_by_length(axis: Any, served: Sequence[_Figures]) -> None:
+    timed = [one for one in served if one.latencies["e2e_latency_s"] is not None]
     axis.set_xlabel("completions, tokens")
     axis.set_ylabel("end to end, s")
     lengths = [one.completion_tokens for one in timed]
-    axis.scatter(lengths, [one.metrics["e2e_latency_s"] for one in timed], s=8)
+    axis.scatter(lengths, [one.latencies["e2e_latency_s"] for one in timed], s=8)
 
 
 def _import_pyplot() -> Any:

@@ -121,8 +121,8 @@ class DecodedLine:
 def decode_line(line: InputLine, *, single_file: bool) -> DecodedLine:
     """Reads a line's JSON and its custom_id.
 
-    Plain lines without an id get one from their place: "line-17", or "part.jsonl-line-17" where
-    there are several files.
+    Plain lines without an id get one from their place: "line-17", or "part.jsonl-line-17" in a
+    folder, whatever else is or comes to be in it.
 
     Raises:
         ConfigError: a batch line whose custom_id is missing or no text; the job cannot begin.

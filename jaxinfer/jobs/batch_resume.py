@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.errors import ConfigError
-from jaxinfer.jobs.batch_file import cut_torn_line, half_rewritten, read_lines, rewrite
+from jaxinfer.jobs.batch_file import cut_torn_line, half_rewritten, locked, read_lines, rewrite
 from jaxinfer.jobs.batch_ledger import (
     DONE,
     ELSEWHERE,
@@ -57,11 +57,19 @@ def resume(
         How many lines the file holds.
 
     Raises:
-        ConfigError: the file is no output of a batch job, or of a changed one without `force`.
+        ConfigError: the file is no output of a batch job, or of a changed one without `force`, or
+            another process writes it.
     """
     half_rewritten(path).unlink(missing_ok=True)
     if not path.exists():
         return 0
+    with locked(path):
+        return _repair(path, ledger, job, force=force, retry_errors=retry_errors, file=file)
+
+
+def _repair(
+    path: Path, ledger: Ledger, job: str, *, force: bool, retry_errors: bool, file: int
+) -> int:
     _require_output(path)
     torn = cut_torn_line(path)
     if torn:
@@ -129,14 +137,16 @@ def _place(
     name = f"custom_id {custom_id!r:.80}"
     if its_job != job:
         reading.note_changed("the model, its settings, the parameters or the seed are others now")
+    elif failed and retry_errors:
+        reading.num_dropped += 1  # whatever its line is now, it is tried again
     elif entry is None:
         reading.note_changed(f"{name} is not in the input any more")
     elif entry.state == ELSEWHERE:
         reading.note_changed(f"{name} belongs to another shard")
     elif entry.digest != its_digest:
         reading.note_changed(f"the input line of {name} is another now")
-    elif entry.state in (DONE, FAILED) or (failed and retry_errors):
-        reading.num_dropped += 1  # there twice, or to be tried again
+    elif entry.state in (DONE, FAILED):
+        reading.num_dropped += 1  # there twice
     else:
         return entry.position, failed
     return None

@@ -70,6 +70,13 @@ class BatchSettings:
         SamplingParams(**self.params)  # a wrong value ends the job before it begins
 
     def _check_output(self) -> None:
+        """A link is followed once and for all: its file may be rewritten beside where it lies."""
+        if self.output.exists() and not (self.output.is_file() or self.output.is_dir()):
+            raise ConfigError(
+                f"output={str(self.output)!r} is no regular file, and a job that is resumed reads "
+                "what it wrote; name a file"
+            )
+        object.__setattr__(self, "output", self.output.resolve())
         source = Path(self.source)
         if self.output.is_dir():
             raise ConfigError(f"output={str(self.output)!r} is a folder; name a file")
@@ -114,9 +121,11 @@ class BatchSummary:
 
     @property
     def exit_code(self) -> int:
-        """0 all lines good, 2 some failed, 130 interrupted."""
+        """0 all lines good, 2 some failed, 130 interrupted, 1 lines are missing."""
         if self.interrupted:
             return EXIT_INTERRUPTED
+        if self.done + self.failed < self.total:
+            return EXIT_JOB_FAILED
         return EXIT_LINES_FAILED if self.failed else EXIT_OK
 
     def as_json(self) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxinfer.errors import RequestError
-from jaxinfer.jobs.batch_lines import PromptMaker
+from jaxinfer.jobs.batch_lines import PromptMaker, failure
 from jaxinfer.jobs.batch_statistics import Statistics
 from jaxinfer.jobs.bench_workload import BenchRequest, WorkloadShape, make_workload
 
 if TYPE_CHECKING:
+    from jaxinfer.engine.outputs import RequestOutput
     from jaxinfer.engine.task import Task
     from jaxinfer.llm import LLM
 
@@ -93,7 +94,7 @@ def _measure(llm: "LLM", requests: Sequence[BenchRequest], concurrency: int) -> 
             ended = [one.request_id for one in llm.engine.step() if one.finish_reason is not None]
             for name in dict.fromkeys(ended):
                 if running[name].is_finished:
-                    statistics.observe(running.pop(name).output(None))
+                    statistics.observe(_served(running.pop(name)))
         seconds = time.perf_counter() - start
         while llm.engine.has_work:
             llm.engine.step()
@@ -105,6 +106,14 @@ def _measure(llm: "LLM", requests: Sequence[BenchRequest], concurrency: int) -> 
         "requests_per_s": len(requests) / seconds,
         "speculation": _speculation(before, llm.get_metrics()),
     }
+
+
+def _served(task: "Task") -> "RequestOutput":
+    output = task.output(None)
+    error = failure(output)
+    if error is not None:
+        raise RequestError(f"a request of the workload was not served: {error}")
+    return output
 
 
 def _speculation(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

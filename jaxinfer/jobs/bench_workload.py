@@ -22,6 +22,7 @@ from jaxinfer.jobs.batch_request import (
 )
 
 MADE_UP = ("random", "shared-prefix", "mixed48")
+_SHAPED = ("random", "shared-prefix")
 _OWN_TOKENS = 16  # of a prompt behind a shared prefix
 _MIXED48 = Path(__file__).parents[2] / "bench" / "data" / "mixed48.jsonl"
 
@@ -39,6 +40,23 @@ class WorkloadShape:
         for name in ("num_prompts", "input_len", "output_len"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be an int of at least 1")
+
+
+def shape_of(workload: str, **given: int | None) -> WorkloadShape:
+    """The shape of a workload by what is given of it; None is the default.
+
+    Raises:
+        ConfigError: a length of a workload whose requests are in a file, or one below 1.
+    """
+    asked = {name: value for name, value in given.items() if value is not None}
+    is_file = workload not in _SHAPED and (workload in MADE_UP or Path(workload).exists())
+    if asked and is_file:
+        name, value = next(iter(asked.items()))
+        raise ConfigError(
+            f"{name}={value!r} is of the workloads {' and '.join(map(repr, _SHAPED))}; "
+            f"{workload!r} has its requests in a file: leave {name} out"
+        )
+    return WorkloadShape(**asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +136,7 @@ def _from_file(path: Path, base: Mapping[str, Any]) -> list[BenchRequest]:
     requests = []
     source = open_input(path, path)  # a file or a folder: nothing is spooled
     for line in source.lines():
-        decoded = decode_line(line, single_file=len(source.files) == 1)
+        decoded = decode_line(line, single_file=not source.is_folder)
         try:
             request = read_request(decoded, None)  # whatever model the lines were written for
             params = sampling_params(request, base, {}, 0)

@@ -29,25 +29,41 @@ CHAT_MAX_TOKENS = 512
 # Slots where a command runs few requests: one number, so that they find each other's compiled
 # programs in the cache (a single request runs in the narrowest decode program anyway).
 FEW_SLOTS = 8
-ROW_ERRORS_EXIT = 2
+FAILURE_EXIT, ROW_ERRORS_EXIT = 1, 2
+# Typer brings its own click in newer versions, and shows of its errors only this one.
+UsageError: Any = typer.BadParameter.__base__
 
 Model = Annotated[str, typer.Argument(help="Demo name, folder, .gguf file or hub id.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 class Commands(TyperGroup):
-    """The group of commands: an error that jaxinfer raises on purpose ends as one message."""
+    """The group of commands: an error that jaxinfer raises on purpose ends as one message.
+
+    A command line that is wrong ends with 1, as every failure does: 2 says that single requests
+    failed and that the rest is there.
+    """
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*arguments, **options)
+        except UsageError as error:
+            error.exit_code = FAILURE_EXIT
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except UsageError as error:
+            error.exit_code = FAILURE_EXIT
+            raise
         except JaxInferError as error:
             if ctx.params.get("traceback"):
                 raise
             console = Console(stderr=True)
             console.print("error: ", style="bold red", end="")
             console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-            raise typer.Exit(1) from None
+            raise typer.Exit(FAILURE_EXIT) from None
 
 
 app = typer.Typer(
@@ -193,9 +209,15 @@ def bench(
     workload: Annotated[
         str, typer.Option(help="random, shared-prefix, mixed48, or a file of requests.")
     ] = "random",
-    num_prompts: Annotated[int, typer.Option(help="Requests, of made-up workloads.")] = 64,
-    input_len: Annotated[int, typer.Option(help="Mean tokens of a prompt there.")] = 128,
-    output_len: Annotated[int, typer.Option(help="Mean tokens of an answer there.")] = 64,
+    num_prompts: Annotated[
+        int | None, typer.Option(help="Requests, of made-up workloads.", show_default="64")
+    ] = None,
+    input_len: Annotated[
+        int | None, typer.Option(help="Mean tokens of a prompt there.", show_default="128")
+    ] = None,
+    output_len: Annotated[
+        int | None, typer.Option(help="Mean tokens of an answer there.", show_default="64")
+    ] = None,
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Requests at once.", show_default="all")
     ] = None,
@@ -204,9 +226,9 @@ def bench(
 ) -> None:
     """Measure throughput and latency."""
     from jaxinfer.jobs.bench import print_bench, run_bench
-    from jaxinfer.jobs.bench_workload import WorkloadShape
+    from jaxinfer.jobs.bench_workload import shape_of
 
-    shape = WorkloadShape(num_prompts=num_prompts, input_len=input_len, output_len=output_len)
+    shape = shape_of(workload, num_prompts=num_prompts, input_len=input_len, output_len=output_len)
     with session.open_llm(model, **{**engine, "show_progress": not as_json}) as llm:
         result = run_bench(llm, workload, shape, concurrency=concurrency, rounds=rounds)
     print_bench({"model": model, **result}, as_json=as_json, console=Console(highlight=False))

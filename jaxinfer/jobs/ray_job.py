@@ -19,17 +19,29 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.config.sampling_params import SamplingParams
-from jaxinfer.errors import ConfigError
-from jaxinfer.jobs.batch import check_options, job_folder, storage_errors, write_summary
-from jaxinfer.jobs.batch_fingerprint import job_fingerprint, model_fingerprint
+from jaxinfer.errors import ConfigError, JaxInferError
+from jaxinfer.jobs.batch import check_options, write_summary
+from jaxinfer.jobs.batch_fingerprint import draft_of, job_fingerprint, model_fingerprint
+from jaxinfer.jobs.batch_folder import LEDGER, SPOOL, job_folder, storage_errors
 from jaxinfer.jobs.batch_input import BatchInput, InputLine, open_input
 from jaxinfer.jobs.batch_ledger import Ledger
+from jaxinfer.jobs.batch_lines import SHORTER_INPUT
 from jaxinfer.jobs.batch_progress import Progress, ProgressReporter, measure_progress
 from jaxinfer.jobs.batch_request import decode_line
 from jaxinfer.jobs.batch_resume import resume
 from jaxinfer.jobs.batch_settings import BatchSettings, BatchSummary, params_of_every_line
 from jaxinfer.jobs.batch_statistics import Statistics, joined_facts
-from jaxinfer.jobs.ray_worker import RESULT_COLUMNS, PartWorker, RowWorker, WorkerSetup, pack_lines
+from jaxinfer.jobs.ray_worker import (
+    RESULT_COLUMNS,
+    PartWorker,
+    RowWorker,
+    WorkerSetup,
+    options_on_every_node,
+    pack_lines,
+    part_digest,
+    path_on_every_node,
+    refuse_what_no_column_shows,
+)
 
 PART_LINES = 512
 _MAX_PASSES = 64  # through a file in which no place can be sought
@@ -39,8 +51,9 @@ _MAX_PASSES = 64  # through a file in which no place can be sought
 class Part:
     """Lines of one file that follow each other and go into one output file.
 
-    position, number, offset: of the first line, as in `InputLine`. pending: which of the lines,
-    counted from the first, are to be run.
+    position, number, offset: of the first line, as in `InputLine`. pending: which of the lines are
+    to be run, as runs: (place of the first, counted from the part's first line; how many). digest:
+    of those lines.
     """
 
     name: str
@@ -48,7 +61,8 @@ class Part:
     position: int
     number: int
     offset: int
-    pending: tuple[int, ...]
+    pending: tuple[tuple[int, int], ...]
+    digest: str
 
 
 def ray_batch(
@@ -63,7 +77,7 @@ def ray_batch(
     params: SamplingParams | Mapping[str, Any] | None = None,
     engine: Mapping[str, Any] | None = None,
     include: Sequence[str] = (),
-    served_model_name: Sequence[str] = (),
+    served_model_name: str | Sequence[str] = (),
     **settings: Any,
 ) -> BatchSummary:
     """Runs a file of requests on the Ray cluster that this process is connected to, or a local one.
@@ -90,18 +104,20 @@ def ray_batch(
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"output={str(folder)!r} is a file; on a cluster it must be a folder")
     folder.mkdir(parents=True, exist_ok=True)
+    names = (served_model_name,) if isinstance(served_model_name, str) else served_model_name
     ask = BatchSettings(
         source=str(source),
         output=folder / "part.jsonl",
         model=str(model),
         params=params_of_every_line(params),
         include=tuple(include),
-        served_model_name=tuple(served_model_name),
+        served_model_name=tuple(names),
         **settings,
     )
-    options = {"show_progress": False, **(engine or {})}
+    options = options_on_every_node(engine)
     check_options(options)
-    job = _RayJob(ask, options, folder, model_fingerprint(model, options.get("tokenizer")))
+    digest = model_fingerprint(model, options.get("tokenizer"), draft=draft_of(options))
+    job = _RayJob(ask, options, folder, digest)
     actors = ray_data.ActorPoolStrategy(size=num_engines)
     resources = {"num_gpus": gpus_per_engine, "num_cpus": cpus_per_engine, "compute": actors}
     return job.run(ray_data, resources, part_lines)
@@ -123,21 +139,26 @@ def ray_map(
 
     Columns named prompt, prompt_token_ids or messages are what is asked, custom_id and those named
     as fields of `SamplingParams` say how; all others are carried along. A row that fails has its
-    error in its own row.
+    error in its own row. A row without a seed gets one from `seed` and its custom_id, or without
+    that from its prompt: then equal prompts get equal texts.
 
     Raises:
-        ConfigError: ray is not installed, or a column that would be overwritten.
+        ConfigError: ray is not installed, a column that would be overwritten, or what no column
+            would show (n, logprobs, prompt_logprobs; strict of the engine).
     """
     ray_data = _import_ray()
     _check_resources(num_engines, gpus_per_engine, cpus_per_engine)
+    refuse_what_no_column_shows(SamplingParams(**params_of_every_line(params)))
+    if (engine or {}).get("strict"):
+        raise ConfigError("strict=True has no meaning for ray_map, where errors are rows'")
     taken = set(RESULT_COLUMNS) & set(dataset.columns() or ())
     if taken:
         raise ConfigError(f"the dataset has a column {sorted(taken)[0]!r}; rename it")
     return dataset.map_batches(
         RowWorker,
         fn_constructor_kwargs={
-            "model": str(model),
-            "options": {"show_progress": False, **(engine or {})},
+            "model": path_on_every_node(model),
+            "options": options_on_every_node(engine),
             "params": params_of_every_line(params),
             "seed": seed,
         },
@@ -173,10 +194,10 @@ class _RayJob:
                 scratch = stack.enter_context(job_folder(self._folder))
                 source = open_input(
                     self._ask.source,
-                    scratch / "input.jsonl",
+                    scratch / SPOOL,
                     max_line_bytes=self._ask.max_line_bytes,
                 )
-                ledger = stack.enter_context(closing(Ledger(scratch / "ledger.sqlite")))
+                ledger = stack.enter_context(closing(Ledger(scratch / LEDGER)))
                 self._scan(source, ledger)
             parts = list(cut_parts(source, ledger, part_lines, self._total))
             if parts:
@@ -193,7 +214,7 @@ class _RayJob:
         return summary
 
     def _scan(self, source: BatchInput, ledger: Ledger) -> None:
-        single = len(source.files) == 1
+        single = not source.is_folder
         rows = ((one, decode_line(one, single_file=single).custom_id) for one in source.lines())
         ledger.fill(rows, (0, 1))
         for number, path in enumerate(sorted(self._folder.glob("part-*.jsonl"))):
@@ -215,11 +236,12 @@ class _RayJob:
         """What the workers say of every part, as parts end."""
         setup = WorkerSetup(
             ask=self._ask,
+            model=path_on_every_node(self._ask.model),
             options=self._options,
             folder=self._folder.resolve(),
             job=self.fingerprint,
             model_digest=self._model_digest,
-            single_file=len(source.files) == 1,
+            single_file=not source.is_folder,
         )
         limit = source.max_line_bytes
         items = [{"part": json.dumps(_part_values(part))} for part in parts]
@@ -228,7 +250,13 @@ class _RayJob:
         dataset = dataset.map(lambda row: _read_part(row, limit))
         dataset = dataset.map(PartWorker, fn_constructor_kwargs={"setup": setup}, **resources)
         dataset.context.enable_progress_bars = False  # the job has its own
-        return dataset.iter_rows()
+        try:
+            yield from dataset.iter_rows()
+        except Exception as error:  # Ray has many kinds, and wraps those of workers
+            raise JaxInferError(
+                f"the job of {str(self._folder)!r} on Ray was ended: {cause_of(error)}. Mend that, "
+                "then start the same job again: it goes on from there"
+            ) from error
 
     def _progress(self) -> Progress:
         facts = joined_facts(self._engines.values())
@@ -264,7 +292,7 @@ def cut_parts(source: BatchInput, ledger: Ledger, part_lines: int, total: int) -
     if not all(source.can_seek(path) for path in source.files):
         part_lines = max(part_lines, -(-total // _MAX_PASSES))
     pending = ledger.pending()
-    next_pending = next(pending, (-1, ""))[0]
+    next_pending, digest = next(pending, (-1, ""))
     position = 0
     for number, path in enumerate(source.files):
         lines = source.lines_of(path, position=position)
@@ -273,44 +301,70 @@ def cut_parts(source: BatchInput, ledger: Ledger, part_lines: int, total: int) -
             if not chunk:
                 break
             first, position = chunk[0], chunk[-1][0] + 1
-            wanted = []
+            runs, digests = list[tuple[int, int]](), list[str]()
             while first[0] <= next_pending < position:
-                wanted.append(next_pending - first[0])
-                next_pending = next(pending, (-1, ""))[0]
-            if wanted:
+                _append_to_runs(runs, next_pending - first[0])
+                digests.append(digest)
+                next_pending, digest = next(pending, (-1, ""))
+            if runs:
                 yield Part(
                     name=f"part-{number:05d}-{place:07d}.jsonl",
                     path=str(path.resolve()),
                     position=first[0],
                     number=first[1],
                     offset=first[2],
-                    pending=tuple(wanted),
+                    pending=tuple(runs),
+                    digest=part_digest(digests),
                 )
+    if next_pending >= 0:
+        raise JaxInferError(SHORTER_INPUT)
+
+
+def _append_to_runs(runs: list[tuple[int, int]], place: int) -> None:
+    """Example: (0, 2) and place 2 are (0, 3); place 4 begins (4, 1)."""
+    if runs and sum(runs[-1]) == place:
+        runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+    else:
+        runs.append((place, 1))
 
 
 def _part_values(part: Part) -> list[Any]:
-    return [part.name, part.path, part.position, part.number, part.offset, part.pending]
+    place = [part.position, part.number, part.offset]
+    return [part.name, part.path, *place, part.pending, part.digest]
 
 
 def _read_part(row: Mapping[str, Any], max_line_bytes: int) -> dict[str, str]:
     """Runs in a Ray task: the lines of a part."""
-    name, path, position, number, offset, pending = json.loads(row["part"])
+    name, path, position, number, offset, pending, digest = json.loads(row["part"])
     return {
         "part": name,
+        "digest": digest,
         "lines": pack_lines(_lines(path, position, number, offset, pending, max_line_bytes)),
     }
 
 
 def _lines(
-    path: str, position: int, number: int, offset: int, pending: list[int], limit: int
+    path: str, position: int, number: int, offset: int, runs: list[list[int]], limit: int
 ) -> Iterator[InputLine]:
     source = BatchInput([Path(path)], max_line_bytes=limit)
-    wanted, last = {position + one for one in pending}, position + pending[-1]
+    wanted = {position + first + more for first, count in runs for more in range(count)}
+    last = max(wanted)
     for line in source.lines_of(Path(path), position=position, number=number, offset=offset):
         if line.position in wanted:
             yield line
         if line.position >= last:
             return
+
+
+def cause_of(error: BaseException) -> str:
+    """What jaxinfer said in a worker, beneath Ray's own errors; else the error's last line."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, JaxInferError):
+            return str(inner)
+        inner = getattr(inner, "cause", None) or inner.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
 
 
 def _check_resources(num_engines: int, gpus: float, cpus: float) -> None:

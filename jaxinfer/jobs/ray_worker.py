@@ -6,19 +6,20 @@ Knows batch lines and output files; nothing of Ray, so that a part is run and te
 import hashlib
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.config.sampling_params import SamplingParams
+from jaxinfer.errors import ConfigError, JaxInferError
 from jaxinfer.jobs import session
 from jaxinfer.jobs.batch_file import OutputFile, cut_torn_line, read_lines
 from jaxinfer.jobs.batch_fingerprint import engine_fingerprint
 from jaxinfer.jobs.batch_input import InputLine
 from jaxinfer.jobs.batch_ledger import line_digest, output_id
-from jaxinfer.jobs.batch_lines import LineRunner, PromptMaker
+from jaxinfer.jobs.batch_lines import LineRunner, PromptMaker, failure
 from jaxinfer.jobs.batch_loop import Ready, Stop, run_requests
 from jaxinfer.jobs.batch_request import (
     DecodedLine,
@@ -35,16 +36,19 @@ if TYPE_CHECKING:
 
 PROMPT_COLUMNS = ("prompt", "prompt_token_ids", "messages")
 RESULT_COLUMNS = ("generated_text", "finish_reason", "error")
+_LOCK_WAIT_S = 120.0  # for a worker that is given up but has not ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSetup:
     """What an actor needs to know. folder: where parts lie. options: of the engine.
 
-    job: the job's fingerprint. model_digest: of the model's files.
+    model: where it is, for every node. job: the job's fingerprint. model_digest: of the model's
+    files.
     """
 
     ask: BatchSettings
+    model: str
     options: Mapping[str, Any]
     folder: Path
     job: str
@@ -53,7 +57,7 @@ class WorkerSetup:
 
     def open_model(self) -> "LLM":
         """The model, ready to generate."""
-        return session.open_llm(self.ask.model, **self.options)
+        return session.open_llm(self.model, **self.options)
 
 
 class PartWorker:
@@ -68,34 +72,30 @@ class PartWorker:
         """Runs the lines of a part that its file does not hold yet.
 
         Args:
-            row: "part" is the file's name, "lines" are `pack_lines`.
+            row: "part" is the file's name, "lines" are `pack_lines`, "digest" is `part_digest` of
+                them as the job found them.
 
         Returns:
             "done" and "failed" lines of the part, "statistics" of those that were run now as
             JSON, and of this "worker" its "engine" facts so far, as JSON.
+
+        Raises:
+            JaxInferError: the lines are others now, or the part cannot be written.
         """
         setup = self._setup
         path = setup.folder / str(row["part"])
         lines = [(line, _digest(line, setup)) for line in unpack_lines(str(row["lines"]))]
-        held = _held(path)
-        left = [pair for pair in lines if output_id(setup.job, pair[1]) not in held]
-        kept = [held[name] for _, digest in lines if (name := output_id(setup.job, digest)) in held]
-        with closing(OutputFile(path, lambda landed: None)) as file:
-            runner = LineRunner(
-                self._llm,
-                setup.ask,
-                job=setup.job,
-                engine=engine_fingerprint(setup.model_digest, self._llm.geometry),
-                single_file=setup.single_file,
-                strict=bool(setup.options.get("strict")),
-                add_line=lambda position, line, failed: file.add(position, line, failed=failed),
+        if part_digest(digest for _, digest in lines) != row["digest"]:
+            raise JaxInferError(
+                f"the input lines of {path.name} changed while the job was running, or some are "
+                "gone; leave the input as it is until the job has ended, then start it again"
             )
-            with closing(run_requests(self._llm, runner.requests(iter(left)), Stop())) as results:
-                for result in results:
-                    if result is not None:
-                        runner.take_result(*result)
-                    file.flush_if_due()
-            file.flush()
+        with closing(OutputFile(path, lambda landed: None, wait_s=_LOCK_WAIT_S)) as file:
+            held = _held(path)
+            names = [output_id(setup.job, digest) for _, digest in lines]
+            kept = [held[name] for name in names if name in held]
+            left = [pair for pair, name in zip(lines, names, strict=True) if name not in held]
+            runner = self._run(left, file)
         return {
             "part": str(row["part"]),
             "done": runner.num_done + kept.count(False),
@@ -104,6 +104,55 @@ class PartWorker:
             "worker": self._name,
             "engine": json.dumps(engine_facts(self._llm.get_metrics())),
         }
+
+    def _run(self, lines: Sequence[tuple[InputLine, str]], file: OutputFile) -> LineRunner:
+        """Runs the lines; what has ended is in the file even if this raises."""
+        setup = self._setup
+        runner = LineRunner(
+            self._llm,
+            setup.ask,
+            job=setup.job,
+            engine=engine_fingerprint(
+                setup.model_digest,
+                self._llm.geometry,
+                self._llm.engine_config,
+                session.device_name(),
+            ),
+            single_file=setup.single_file,
+            strict=bool(setup.options.get("strict")),
+            add_line=lambda position, line, failed: file.add(position, line, failed=failed),
+        )
+        try:
+            with closing(run_requests(self._llm, runner.requests(iter(lines)), Stop())) as results:
+                for result in results:
+                    if result is not None:
+                        runner.take_result(*result)
+                    file.flush_if_due()
+        finally:
+            file.flush()
+        return runner
+
+
+def path_on_every_node(path: str | Path) -> str:
+    """A path of this machine's in full, for workers start in folders of their own."""
+    own = Path(path).expanduser()
+    return str(own.resolve()) if own.exists() else str(path)
+
+
+def options_on_every_node(engine: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The engine's options as workers get them."""
+    options = {"show_progress": False, **(engine or {})}
+    if isinstance(options.get("tokenizer"), str | Path):
+        options["tokenizer"] = path_on_every_node(options["tokenizer"])
+    drafts = options.get("speculative_config")
+    if isinstance(drafts, Mapping) and isinstance(drafts.get("model"), str | Path):
+        options["speculative_config"] = {**drafts, "model": path_on_every_node(drafts["model"])}
+    return options
+
+
+def part_digest(digests: Iterable[str]) -> str:
+    """Twenty hex digits of the digests of a part's lines."""
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:20]
 
 
 def pack_lines(lines: Iterator[InputLine]) -> str:
@@ -185,7 +234,8 @@ class RowWorker:
         try:
             request = read_request(DecodedLine(custom_id=custom_id, value=value), None)
             params = sampling_params(request, self._base, self._params, self._seed)
-        except LineError as error:
+            refuse_what_no_column_shows(params)
+        except (LineError, ConfigError) as error:
             results[place] = {"error": str(error)}
             return
         yield Ready(
@@ -198,9 +248,21 @@ class RowWorker:
         )
 
 
+def refuse_what_no_column_shows(params: SamplingParams) -> None:
+    """Raises ConfigError for more than one completion and for log-probabilities."""
+    for name, nothing in (("n", 1), ("logprobs", None), ("prompt_logprobs", None)):
+        value = getattr(params, name)
+        if value != nothing:
+            raise ConfigError(
+                f"{name}={value!r}: a row gets one text and no log-probabilities; leave it out, or "
+                "write the rows to a file for ray_batch"
+            )
+
+
 def _row_result(output: Any) -> dict[str, Any]:
-    if output.error is not None:
-        return {"error": output.error}
+    error = failure(output)
+    if error is not None:
+        return {"error": str(error)}
     (first, *_) = output.outputs
     return {"generated_text": first.text, "finish_reason": first.finish_reason}
 

@@ -19,3 +19,10 @@ def open_llm(model: str, **options: Any) -> "LLM":
     from jaxinfer import LLM
 
     return LLM(model, **options)
+
+
+def device_name() -> str:
+    """Example: "NVIDIA H200, jax 0.10.2"."""
+    import jax
+
+    return f"{jax.devices()[0].device_kind}, jax {jax.__version__}"

@@ -1,6 +1,7 @@
 """Every rule of the sampling parameters, at its boundaries."""
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ WRONG = [
     *(("logit_bias", value) for value in ({True: 1}, {"": 1}, {"9" * 5000: 1}, {"²": 1})),
     *(("logit_bias", value) for value in ({1: "2"}, {1: NAN}, {1: None}, {1: True})),
     ("logit_bias", {"5": 1, 5: 2}),
+    *((name, 10**400) for name in ("temperature", "top_p", "min_p", "repetition_penalty")),
+    *((name, Fraction(10**400)) for name in ("presence_penalty", "repetition_penalty")),
     *(("allowed_token_ids", value) for value in ([], (), [-1], [1.0], ["a"], [True], 5, "ab")),
     *(("bad_words", value) for value in ("ab", [""], [5], 5, ["a", None])),
     *(("include_stop_str_in_output", value) for value in (1, "yes", None)),

@@ -15,6 +15,7 @@ from jaxinfer import LLM, SamplingParams
 from jaxinfer.jobs import run_batch
 from jaxinfer.jobs.batch_ledger import split_output_id
 from tests.end_to_end.engines import SMALL
+from tests.jobs.batch_jobs import BAD_LINES, bad_line, good_line, texts, write_lines
 from tests.repository.tree import ROOT
 from tests.support.byte_tokenizer import save_byte_tokenizer
 from tests.support.tiny_models import write_tiny
@@ -144,6 +145,30 @@ def test_a_job_killed_twenty_times_has_every_line_once(
 ) -> None:
     """Promise 9."""
     check_kills(tmp_path, model, engine, lines=300, kills=20, tokens=150)
+
+
+@pytest.mark.slow
+def test_every_kind_of_bad_line_with_a_real_engine(
+    tmp_path: Path, model: Path, engine: dict[str, Any]
+) -> None:
+    """BB-30, BB-48, BB-50: the lines that a fake engine is tested with, all but its own NaN."""
+    places = [place for place, (what, *_) in enumerate(BAD_LINES) if what != "NaN in the logits"]
+    lines = [one for place in places for one in (good_line(f"good{place}"), bad_line(place))]
+    source = write_lines(tmp_path / "in.jsonl", lines)
+    alone = write_lines(tmp_path / "good.jsonl", lines[::2])
+    options: dict[str, Any] = {"engine": {**engine, "max_model_len": 64}, "max_line_bytes": 8000}
+    summary = run_batch(source, tmp_path / "out.jsonl", model, **options)
+    assert len(places) >= 25
+    assert (summary.done, summary.failed, summary.exit_code) == (len(places), len(places), 2)
+    run_batch(alone, tmp_path / "alone.jsonl", model, **options)
+    found = texts(tmp_path / "out.jsonl")
+    good = {name: text for name, text in found.items() if name.startswith("good")}
+    assert good == texts(tmp_path / "alone.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
+    errors = {row["error"]["line"]: row["error"]["message"] for row in rows if row["error"]}
+    for number, place in enumerate(places):
+        what, _, named = BAD_LINES[place]
+        assert named in errors[f"in.jsonl:{2 * number + 2}"], what
 
 
 def test_ctrl_c_finishes_what_runs_and_the_job_goes_on(

@@ -52,6 +52,17 @@ BAD_LINES: Sequence[tuple[str, bytes, str]] = (
     ("no messages", b'{"custom_id":"{id}","messages":[]}', "messages"),
     ("a message of text", b'{"custom_id":"{id}","messages":["hi"]}', "messages[0]"),
     ("n of 0", b'{"custom_id":"{id}","prompt":"a","n":0}', "n=0"),
+    ("n of a hundred million", b'{"custom_id":"{id}","prompt":"a","n":100000000}', "at most 128"),
+    (
+        "a number beyond floats",
+        b'{"custom_id":"{id}","prompt":"a","temperature":1' + b"0" * 400 + b"}",
+        "temperature",
+    ),
+    (
+        "a penalty beyond floats",
+        b'{"custom_id":"{id}","prompt":"a","repetition_penalty":1' + b"0" * 400 + b"}",
+        "repetition_penalty",
+    ),
     ("max_tokens of 0", b'{"custom_id":"{id}","prompt":"a","max_tokens":0}', "max_tokens"),
     ("a negative temperature", b'{"custom_id":"{id}","prompt":"a","temperature":-1}', "temper"),
     ("a prompt too long", b'{"custom_id":"{id}","prompt":"' + b"y" * 200 + b'"}', "200"),

@@ -174,6 +174,16 @@ def test_shards_share_the_lines_among_them(source: Path, tmp_path: Path) -> None
     assert together == texts(tmp_path / "whole.jsonl")
 
 
+def test_ids_from_places_do_not_depend_on_the_number_of_files(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_lines(folder / "a.jsonl", [b'{"prompt": "a"}'])
+    run_job(folder, tmp_path / "out.jsonl")
+    write_lines(folder / "b.jsonl", [b'{"prompt": "b"}'])
+    assert run_job(folder, tmp_path / "out.jsonl").done == 2
+    assert set(texts(tmp_path / "out.jsonl")) == {"a.jsonl-line-1", "b.jsonl-line-1"}
+
+
 def test_seeds_come_from_the_job_and_the_id(tmp_path: Path) -> None:
     lines = [good_line("a"), good_line("b", prompt="p a"), good_line("c", seed=7)]
     source = write_lines(tmp_path / "in.jsonl", lines)
@@ -264,6 +274,7 @@ def test_compressed_input_and_a_folder_of_shards(tmp_path: Path, source: Path) -
     ("settings", "named"),
     [
         ({"options": {"max_num_waiting": 5}}, "max_num_waiting"),
+        ({"options": {"tokenizer": object()}}, "tokenizer=object object"),
         ({"shard": (4, 4)}, "shard=4/4"),
         ({"include": ("tokens",)}, "include='tokens'"),
         ({"progress": "dots"}, "progress='dots'"),

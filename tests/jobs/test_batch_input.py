@@ -13,6 +13,7 @@ import pytest
 
 from jaxinfer.errors import ConfigError
 from jaxinfer.jobs.batch_input import open_input
+from jaxinfer.jobs.batch_request import decode_line
 
 
 def lines(source: Path | str, tmp_path: Path, **options: int) -> list[tuple]:
@@ -118,6 +119,36 @@ def test_parquet_rows_are_lines_without_their_nulls(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1no")
     with pytest.raises(ConfigError, match="no Parquet file"):
         lines(tmp_path / "bad.parquet", tmp_path)
+
+
+def test_parquet_of_bytes_long_rows_and_strange_types(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
+    from pyarrow import parquet
+
+    rows = [
+        {"custom_id": "a", "prompt": "h\u00e9".encode()},
+        {"custom_id": "b", "prompt": b"\xff"},
+        {"custom_id": "c", "prompt": b"x" * 9000},
+    ]
+    path = tmp_path / "in.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    opened = open_input(path, tmp_path / "spool", max_line_bytes=5000)
+    text, broken, long = ((one, decode_line(one, single_file=True)) for one in opened.lines())
+    assert text[1].value == {"custom_id": "a", "prompt": "h\u00e9"}
+    assert "UTF-8" in str(broken[1].error) and broken[1].custom_id == "b"
+    assert long[0].is_cut and long[0].size > 9000 and len(long[0].data) == 4096
+    assert "max_line_bytes" in str(long[1].error) and long[1].custom_id == "c"
+
+
+def test_parquet_under_another_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b"PAR1....PAR1")
+    with pytest.raises(ConfigError, match="is Parquet.*such a name"):
+        lines(tmp_path / "in.jsonl", tmp_path)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"PAR1....PAR1")))
+    with pytest.raises(ConfigError, match="'-' is Parquet.*the file itself"):
+        lines("-", tmp_path)
 
 
 def test_parquet_without_pyarrow_names_the_extra(

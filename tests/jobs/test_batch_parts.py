@@ -7,16 +7,23 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from jaxinfer.config.engine_config import engine_config
 from jaxinfer.config.request_options import RequestOptions
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.errors import ConfigError
 from jaxinfer.jobs import batch_loop, batch_progress
-from jaxinfer.jobs.batch_fingerprint import job_fingerprint, model_fingerprint
+from jaxinfer.jobs.batch_fingerprint import (
+    draft_of,
+    engine_fingerprint,
+    job_fingerprint,
+    model_fingerprint,
+)
 from jaxinfer.jobs.batch_loop import Ready, Shelf, Stop, run_requests
 from jaxinfer.jobs.batch_metrics import MetricsServer
 from jaxinfer.jobs.batch_progress import ProgressReporter, measure_progress
@@ -185,7 +192,7 @@ def test_prometheus_sees_counters_gauges_and_histograms() -> None:
     try:
         with pytest.raises(ConfigError, match="metrics_port="):
             MetricsServer(server.port)
-        server.publish(metrics.snapshot())
+        server.publish({**metrics.snapshot(), "spec_decode_estimated_gain": 1.5})
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
             text = answer.read().decode()
     finally:
@@ -194,6 +201,7 @@ def test_prometheus_sees_counters_gauges_and_histograms() -> None:
         "jaxinfer:prompt_tokens_total 7.0",
         "# TYPE jaxinfer:num_requests_running gauge",
         "jaxinfer:num_requests_running 2.0",
+        "# TYPE jaxinfer:spec_decode_estimated_gain gauge",
         'jaxinfer:request_success_total{finished_reason="stop"} 0.0',
         'jaxinfer:time_to_first_token_seconds_bucket{le="0.06"} 1.0',
         'jaxinfer:time_to_first_token_seconds_bucket{le="+Inf"} 1.0',
@@ -219,6 +227,37 @@ def test_a_models_fingerprint_is_of_its_content(tmp_path: Path) -> None:
     data[-5] ^= 1
     weights.write_bytes(bytes(data))
     assert model_fingerprint(copy) != first
+
+
+def test_a_draft_models_content_counts(tmp_path: Path) -> None:
+    model, draft = DATA / "llama", DATA / "llama_tied"
+    asked = {"speculative_config": {"model": str(draft)}}
+    assert draft_of(asked) == str(draft) and draft_of({}) is None
+    assert draft_of({"speculative_config": {"method": "ngram"}}) is None
+    found = {model_fingerprint(model, draft=one) for one in (None, draft, model)}
+    assert len(found) == 3
+
+
+def test_an_engines_fingerprint_is_of_its_arithmetic() -> None:
+    fake = FakeLLM()
+
+    def of(device: str = "cpu", **changes: object) -> str:
+        decided = {one: changes.pop(one) for one in list(changes) if hasattr(fake.geometry, one)}
+        geometry = SimpleNamespace(**{**vars(fake.geometry), **decided})
+        return engine_fingerprint("m", geometry, engine_config(**changes), device)  # type: ignore[arg-type]
+
+    assert of() == of(num_slots=9) == of(max_num_seqs=9)
+    others = [
+        {"norm_kernel": "xla"},
+        {"expert_kernel": "rounds"},
+        {"kv_scales": (((1.0,), (0.5,)),)},
+        {"quantization": "int8"},
+        {"weights": "dequantized"},
+        {"activations": "checkpoint"},
+        {"kernels": "reference"},
+        {"device": "NVIDIA H200, jax 0.10.2"},
+    ]
+    assert len({of(), *(of(**one) for one in others)}) == len(others) + 1  # type: ignore[arg-type]
 
 
 def test_large_files_are_sampled(tmp_path: Path) -> None:

@@ -117,6 +117,43 @@ def test_errors_are_tried_again_on_request(tmp_path: Path) -> None:
     assert len(read_output(output)) == 31
 
 
+def test_a_line_that_was_too_long_is_tried_again(tmp_path: Path) -> None:
+    """As its error advises: with a higher max_line_bytes, which makes another line of it."""
+    source = write_lines(tmp_path / "in.jsonl", [*LINES, good_line("long", user="x" * 2000)])
+    output = tmp_path / "out.jsonl"
+    assert run_job(source, output, max_line_bytes=1024).failed == 1
+    assert run_job(source, output, max_line_bytes=4096, retry_errors=True).done == 31
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_output_that_is_a_link_stays_one(source: Path, tmp_path: Path, ordered: bool) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    output, real = tmp_path / "out.jsonl", tmp_path / "elsewhere" / "real.jsonl"
+    output.symlink_to(real)
+    assert run_job(source, output, ordered=ordered).done == 30
+    assert output.is_symlink() and len(read_output(real)) == 30
+
+
+def test_a_second_name_of_an_output_is_the_same_output(source: Path, tmp_path: Path) -> None:
+    output, second, llm, refused = tmp_path / "out.jsonl", tmp_path / "two.jsonl", FakeLLM(), []
+
+    def start_another() -> None:
+        if not refused:
+            os.link(output, second)
+            with pytest.raises(ConfigError, match="another process is writing"):
+                run_job(source, second)
+            refused.append(True)
+
+    llm.engine.before_step = start_another
+    assert run_job(source, output, llm).done == 30 and refused
+
+
+def test_an_output_must_be_a_regular_file(source: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="no regular file"):
+        run_job(source, tmp_path / "pipe")
+
+
 def test_a_file_of_somebody_else_is_left_alone(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     output.write_bytes(b'{"precious": 1}\n')
@@ -152,6 +189,35 @@ def test_a_stop_finishes_what_is_running(source: Path, tmp_path: Path) -> None:
     assert (summary.done, summary.failed) == (8, 0)  # four were done, four were running
     assert run_job(source, tmp_path / "out.jsonl").exit_code == 0
     assert texts(tmp_path / "out.jsonl") == texts(tmp_path / "wanted.jsonl")
+
+
+def test_a_stop_is_seen_while_every_line_fails(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [b"[]"] * 3000)
+    job = make_job(source, tmp_path / "out.jsonl", progress="json")
+    seen = []
+
+    def tick(_: object) -> None:
+        seen.append(job._counts())
+        job.stop.wanted = True
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxinfer.jobs.batch_progress.ProgressReporter.tick", tick)
+        summary = job.run()
+    assert seen and summary.exit_code == 130 and summary.failed < 3000
+    assert run_job(source, tmp_path / "out.jsonl").failed == 3000
+
+
+def test_ctrl_c_while_the_model_loads_ends_at_once(source: Path, tmp_path: Path) -> None:
+    job = make_job(source, tmp_path / "out.jsonl")
+
+    def open_model() -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("the loading went on")
+
+    job.open_model = open_model
+    with pytest.raises(KeyboardInterrupt):
+        job.run()
+    assert run_job(source, tmp_path / "out.jsonl").done == 30
 
 
 def test_a_second_ctrl_c_stops_at_once_and_the_job_goes_on(source: Path, tmp_path: Path) -> None:
@@ -216,6 +282,30 @@ def test_an_input_that_changes_meanwhile_ends_the_job(source: Path, tmp_path: Pa
     write_lines(source, many)
     with pytest.raises(JaxInferError, match="changed while"):
         run_job(source, tmp_path / "out.jsonl", llm)
+
+
+def test_an_input_that_gets_shorter_meanwhile_ends_the_job(source: Path, tmp_path: Path) -> None:
+    """Cut at the end of a line, where every line that is left is as it was."""
+    job = make_job(source, tmp_path / "out.jsonl")
+    fake = job.open_model()
+
+    def open_model() -> FakeLLM:
+        write_lines(source, LINES[:3])
+        return fake  # type: ignore[return-value]
+
+    job.open_model = open_model  # type: ignore[assignment]
+    with pytest.raises(JaxInferError, match="shorter now"):
+        job.run()
+    write_lines(source, LINES)
+    assert run_job(source, tmp_path / "out.jsonl").done == 30
+
+
+def test_a_folder_of_the_scratchs_name_keeps_what_is_in_it(source: Path, tmp_path: Path) -> None:
+    own = tmp_path / "out.jsonl.job" / "own.txt"
+    own.parent.mkdir()
+    own.write_text("precious")
+    assert run_job(source, tmp_path / "out.jsonl").done == 30
+    assert [one.name for one in own.parent.iterdir()] == ["own.txt"]
 
 
 def test_a_ledger_without_room_is_one_message(

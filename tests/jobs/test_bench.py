@@ -13,6 +13,7 @@ from jaxinfer.jobs.bench import run_bench
 from jaxinfer.jobs.bench_workload import WorkloadShape, make_workload
 from jaxinfer.jobs.cli import app
 from tests.jobs.batch_jobs import good_line, write_lines
+from tests.support import fake_engine
 from tests.support.fake_engine import FakeLLM
 
 SHAPE = WorkloadShape(num_prompts=10, input_len=20, output_len=6)
@@ -54,7 +55,13 @@ def test_a_users_file_runs_whatever_model_it_names(tmp_path: Path) -> None:
         run_bench(FakeLLM(), str(source))  # type: ignore[arg-type]
 
 
-def test_as_many_requests_run_at_once_as_asked_for() -> None:
+@pytest.fixture
+def no_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token of a random prompt is a good one."""
+    monkeypatch.setattr(fake_engine, "POISON", -1)
+
+
+def test_as_many_requests_run_at_once_as_asked_for(no_poison: None) -> None:
     llm = FakeLLM(num_slots=4)
     result = run_bench(llm, "random", SHAPE, concurrency=2)  # type: ignore[arg-type]
     assert llm.engine.most_open == 8  # the warm-up's
@@ -66,7 +73,9 @@ def test_as_many_requests_run_at_once_as_asked_for() -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_the_command(runner: CliRunner, monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+def test_the_command(
+    runner: CliRunner, monkeypatch: pytest.MonkeyPatch, no_poison: None, as_json: bool
+) -> None:
     def open_llm(model: str, **options: Any) -> FakeLLM:
         assert options == {"max_num_seqs": 4, "show_progress": not as_json}
         return FakeLLM()
@@ -80,6 +89,19 @@ def test_the_command(runner: CliRunner, monkeypatch: pytest.MonkeyPatch, as_json
         assert result["model"] == "m" and result["throughput"]["requests_per_s"] > 0
     else:
         assert "TTFT p99 ms" in done.stdout and "one at a time" in done.stdout
+
+
+@pytest.mark.parametrize("option", ["--num-prompts", "--input-len", "--output-len"])
+def test_lengths_of_a_workload_in_a_file_are_refused(runner: CliRunner, option: str) -> None:
+    done = runner.invoke(app, ["bench", "m", "--workload", "mixed48", option, "5"])
+    name = option.removeprefix("--").replace("-", "_")
+    assert done.exit_code == 1 and f"{name}=5 is of the workloads" in done.stderr
+
+
+def test_a_request_that_ends_in_an_error_is_not_served(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [good_line("a"), good_line("b", prompt=[65, 1])])
+    with pytest.raises(RequestError, match="was not served: NaN"):
+        run_bench(FakeLLM(), str(source))  # type: ignore[arg-type]
 
 
 def test_unknown_workloads_name_the_known_ones() -> None:

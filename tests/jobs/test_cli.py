@@ -94,8 +94,13 @@ def test_unknown_names_offer_the_nearest(
     runner: CliRunner, arguments: list[str], nearest: str
 ) -> None:
     done = runner.invoke(app, arguments)
-    assert done.exit_code == 2
+    assert done.exit_code == 1  # 2 is for requests that failed
     assert nearest in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--unknown"], ["batch"], ["batch", "in", "-o", "o"]])
+def test_a_wrong_command_line_is_a_failure(runner: CliRunner, arguments: list[str]) -> None:
+    assert runner.invoke(app, arguments).exit_code == 1
 
 
 def test_a_request_that_fails_shows_in_the_exit_code(
@@ -147,7 +152,7 @@ def test_chat_refuses_what_it_cannot_honour(
     runner: CliRunner, opened: list[FakeLLM], option: list[str]
 ) -> None:
     done = runner.invoke(app, ["chat", "m", "--message", "hi", *option])
-    assert done.exit_code == 2 and not opened
+    assert done.exit_code == 1 and not opened
     assert "No such option" in done.stderr
 
 

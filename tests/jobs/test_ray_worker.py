@@ -1,19 +1,29 @@
 """Parts of a Ray job without Ray: cut, packed, run, and run again after a death."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from jaxinfer.errors import ConfigError
+from jaxinfer.errors import ConfigError, JaxInferError
 from jaxinfer.jobs import ray_job, ray_worker
+from jaxinfer.jobs.batch_file import OutputFile
 from jaxinfer.jobs.batch_input import InputLine, open_input
-from jaxinfer.jobs.batch_ledger import Landed, Ledger
+from jaxinfer.jobs.batch_ledger import Landed, Ledger, line_digest
 from jaxinfer.jobs.batch_request import decode_line
 from jaxinfer.jobs.batch_settings import BatchSettings
 from jaxinfer.jobs.batch_statistics import joined_facts
 from jaxinfer.jobs.ray_job import Part, cut_parts, ray_batch
-from jaxinfer.jobs.ray_worker import PartWorker, WorkerSetup, pack_lines, unpack_lines
+from jaxinfer.jobs.ray_worker import (
+    PartWorker,
+    WorkerSetup,
+    options_on_every_node,
+    pack_lines,
+    part_digest,
+    path_on_every_node,
+    unpack_lines,
+)
 from tests.jobs.batch_jobs import good_line, read_output, run_job, texts, write_lines
 from tests.support.fake_engine import FakeLLM
 
@@ -39,11 +49,11 @@ def parts_of(source: Path, tmp_path: Path, part_lines: int, done: set[int]) -> l
 
 def test_parts_keep_their_names_whatever_is_done(source: Path, tmp_path: Path) -> None:
     whole = parts_of(source, tmp_path, 4, set())
-    assert [len(part.pending) for part in whole] == [4, 4, 3]
+    assert [part.pending for part in whole] == [((0, 4),), ((0, 4),), ((0, 3),)]
     left = parts_of(source, tmp_path, 4, {0, 2, 4, 5, 6, 7})
     assert [(part.name, part.pending) for part in left] == [
-        (whole[0].name, (1, 3)),
-        (whole[2].name, (0, 1, 2)),
+        (whole[0].name, ((1, 1), (3, 1))),
+        (whole[2].name, ((0, 3),)),
     ]
     assert (left[1].position, left[1].number) == (8, 10)
     data = source.read_bytes()[left[1].offset :]
@@ -62,16 +72,105 @@ def worker(folder: Path, monkeypatch: pytest.MonkeyPatch, llm: FakeLLM) -> PartW
     monkeypatch.setattr(ray_worker.session, "open_llm", lambda *_, **__: llm)
     ask = BatchSettings(source="in.jsonl", output=folder / "part.jsonl", model="fake")
     setup = WorkerSetup(
-        ask=ask, options={}, folder=folder, job="j" * 12, model_digest="m", single_file=True
+        ask=ask,
+        model="fake",
+        options={},
+        folder=folder,
+        job="j" * 12,
+        model_digest="m",
+        single_file=True,
     )
     return PartWorker(setup)
+
+
+def row_of(lines: list[InputLine]) -> dict[str, str]:
+    digests = [line_digest(one, decode_line(one, single_file=True).custom_id) for one in lines]
+    return {
+        "part": "part-0.jsonl",
+        "lines": pack_lines(iter(lines)),
+        "digest": part_digest(digests),
+    }
+
+
+def test_lines_that_are_gone_or_others_end_the_part(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = list(open_input(source, tmp_path / "spool").lines())
+    whole = row_of(lines)
+    for changed in (lines[:3], [*lines[:3], lines[4]], []):
+        with pytest.raises(JaxInferError, match="changed while"):
+            worker(tmp_path, monkeypatch, FakeLLM())({**whole, "lines": pack_lines(iter(changed))})
+    assert not (tmp_path / "part-0.jsonl").exists()
+
+
+def test_an_input_that_is_shorter_than_its_ledger(source: Path, tmp_path: Path) -> None:
+    opened = open_input(source, tmp_path / "spool")
+    ledger = Ledger(tmp_path / "ledger")
+    rows = ((one, decode_line(one, single_file=True).custom_id) for one in opened.lines())
+    ledger.fill(rows, (0, 1))
+    write_lines(source, source.read_bytes().splitlines()[:3])
+    with pytest.raises(JaxInferError, match="shorter now"):
+        list(cut_parts(opened, ledger, 4, 11))
+    ledger.close()
+
+
+def test_a_part_that_another_worker_still_writes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_worker, "_LOCK_WAIT_S", 0.0)
+    row = row_of(list(open_input(source, tmp_path / "spool").lines()))
+    with closing(OutputFile(tmp_path / "part-0.jsonl", lambda landed: None)):
+        with pytest.raises(ConfigError, match="another process is writing"):
+            worker(tmp_path, monkeypatch, FakeLLM())(row)
+    assert worker(tmp_path, monkeypatch, FakeLLM())(row)["done"] == 10
+
+
+def test_paths_of_this_machine_are_given_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir()
+    monkeypatch.chdir(tmp_path)
+    whole = str(tmp_path / "own")
+    assert path_on_every_node("own") == whole and path_on_every_node("org/name") == "org/name"
+    asked = {"tokenizer": "own", "speculative_config": {"model": "own"}, "dtype": "float32"}
+    assert options_on_every_node(asked) == {
+        "show_progress": False,
+        "tokenizer": whole,
+        "speculative_config": {"model": whole},
+        "dtype": "float32",
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"params": {"n": 2, "temperature": 1}}, "n=2"),
+        ({"params": {"logprobs": 3}}, "logprobs=3"),
+        ({"params": {"prompt_logprobs": 0}}, "prompt_logprobs=0"),
+        ({"engine": {"strict": True}}, "strict=True"),
+    ],
+)
+def test_a_map_refuses_what_no_column_shows(
+    asked: dict, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_job, "_import_ray", lambda: None)
+    with pytest.raises(ConfigError, match=named):
+        ray_job.ray_map(None, "m", **asked)
+
+
+def test_what_a_worker_said_is_found_beneath_rays_errors() -> None:
+    outer = RuntimeError("ray::map()\n  File x\nValueError: deep\n")
+    assert ray_job.cause_of(outer) == "RuntimeError: ValueError: deep"
+    outer.__cause__ = ValueError("between")
+    outer.__cause__.__cause__ = JaxInferError("the disk is full")
+    assert ray_job.cause_of(outer) == "the disk is full"
 
 
 def test_a_part_whose_worker_died_is_not_computed_twice(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[InputLine] = list(open_input(source, tmp_path / "spool").lines())
-    row = {"part": "part-0.jsonl", "lines": pack_lines(iter(lines))}
+    row = row_of(lines)
     folder = tmp_path / "out"
     folder.mkdir()
     first = worker(folder, monkeypatch, FakeLLM())(row)

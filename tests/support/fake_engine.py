@@ -106,7 +106,11 @@ class FakeLLM:
         self.tokenizer = byte_tokenizer(chat_templates={"default": TEMPLATE})
         self.engine = FakeEngine(num_slots, max_model_len, self.tokenizer)
         self.engine_config = engine_config(**options)
-        self.geometry = SimpleNamespace(num_slots=num_slots, max_model_len=max_model_len)
+        kinds = dict.fromkeys(("weight_dtype", "activation_dtype", "kv_dtype"), "float32")
+        kernels = dict.fromkeys(("attention_kernel", "norm_kernel", "expert_kernel"), "fake")
+        self.geometry = SimpleNamespace(
+            num_slots=num_slots, max_model_len=max_model_len, kv_scales=(), **kinds, **kernels
+        )
         self.is_closed = False
 
     def __enter__(self) -> Self:
