@@ -1,6 +1,6 @@
 """Writes the fixtures of this folder with transformers and torch: python tests/data/families/generate.py
 
-Run it at the root of the repository, in an environment of its own with torch and transformers 5.
+Names after it are the fixtures to write. Run it at the root of the repository, in an environment of its own with torch and transformers 5.
 Eager attention, float32. Prompt 1 exceeds every window and every trained context below.
 """
 
