@@ -24,7 +24,7 @@ from tests.support.tiny_models import write_tiny
 
 DATA = Path(__file__).parents[1] / "data"
 KV_DTYPES = ("int8", "fp8", "int8_key_only")
-ASKED = random_requests(11, 12)
+ASKED = random_requests(3, 24)  # those of test_batching, which two slots cannot hold
 DRAFTS: dict[str, Any] = {
     "method": "ngram",
     "num_speculative_tokens": 4,
