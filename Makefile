@@ -16,6 +16,8 @@ endif
 BIN := $(VENV)/bin
 # Empty: pytest's own output; `make test PYTEST_ARGS="-x -k page_pool"` narrows it down.
 PYTEST_ARGS ?=
+# Processes that share the test files out; each compiles its own programs (2 to 3 GB of memory each).
+WORKERS ?= 2
 SOURCES := jaxinfer pallas_kernels tests bench
 
 # Without an NVIDIA device jax is told so; otherwise an installed CUDA plugin prints a traceback.
@@ -26,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test test-all check lint format types imports tests bench clean
+.PHONY: help demo test test-all check lint format types imports tests docs bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -74,7 +76,11 @@ imports: $(VENV)/.installed-test
 
 SELECT ?= not slow and not gpu
 tests: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m '$(SELECT)' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m '$(SELECT)' -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+docs: $(VENV)/bin/python ## build the pages of docs/ into build/site; every warning is an error
+	@$(BIN)/python -m pip install --quiet -e '.[docs]' || $(no_index)
+	$(BIN)/python -m mkdocs build --strict
 
 bench: $(VENV)/.installed ## tokens/s on the mixed48 workload, as one JSON line
 	$(BIN)/python bench/throughput.py --model smollm2-135m --workload mixed48
@@ -97,6 +103,11 @@ no_index = { echo "Installing failed: see pip's message above." >&2; \
 	echo "Most often the network or the package index cannot be reached: check the connection, or" >&2; \
 	echo "name an index with PIP_INDEX_URL (a proxy with HTTPS_PROXY), then run make again." >&2; exit 1; }
 
+# The plugin must have jax's own version, or jax refuses it. Without it tests skip, with the reason.
+jax_version = from importlib.metadata import version; print(version("jax"))
+aot = $(BIN)/python -m pip install --quiet -e '.[aot]' \
+	"jax-cuda12-plugin==$$($(BIN)/python -c '$(jax_version)')"
+
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 	@echo "Installing jaxinfer into $(VENV) (once)"
 	@$(BIN)/python -m pip install --quiet -e . || $(no_index)
@@ -105,4 +116,5 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 $(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml
 	@echo "Installing jaxinfer and its test tools into $(VENV) (once)"
 	@$(BIN)/python -m pip install --quiet -e '.[test]' || $(no_index)
+	@$(aot) || echo "The compiler for GPUs (extra aot, 1.2 GB) cannot be had: its tests skip." >&2
 	@touch $@ $(VENV)/.installed

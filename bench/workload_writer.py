@@ -1,4 +1,4 @@
-"""Writes the workloads shared_system and long_short into bench/data.
+"""Writes the workloads shared_system, long_short and editing into bench/data.
 
 `python bench/workload_writer.py`
 
@@ -32,6 +32,9 @@ LONG_WORDS = {  # about 1,500 tokens each
 }
 SHORT_WORDS = 22  # with the question around them about 40 tokens
 LONG_SHORT_TOKENS = 32  # of output
+EDITED_WORDS = 90  # of a text that is to be copied, about 130 tokens
+EXAMPLE_WORDS = 40
+EDITING_TOKENS = 128  # of output
 LONG_PLACES = (3, 9, 15, 21, 27, 33)  # of 36 requests, in order of arrival
 
 
@@ -66,12 +69,21 @@ def long_short() -> Iterator[dict]:
             yield row(f"short{place:02}", prompt, LONG_SHORT_TOKENS)
 
 
+def editing() -> Iterator[dict]:
+    """8 texts to be written again, after an example of how: outputs repeat their prompts."""
+    example = words("assert", 0, EXAMPLE_WORDS)
+    for number, topic in enumerate(LONG_WORDS | dict.fromkeys(("import", "class"))):
+        text = words(topic, 20, EDITED_WORDS)
+        prompt = f"Text: {example}\nCopy: {example}\n\nText: {text}\nCopy:"
+        yield row(f"edit{number}", prompt, EDITING_TOKENS)
+
+
 def row(custom_id: str, prompt: str, max_tokens: int) -> dict:
     return {"custom_id": custom_id, "prompt": prompt, "max_tokens": max_tokens}
 
 
 def main() -> None:
-    for workload in (shared_system, long_short):
+    for workload in (shared_system, long_short, editing):
         lines = [json.dumps(one) + "\n" for one in workload()]
         (DATA / f"{workload.__name__}.jsonl").write_text("".join(lines), encoding="utf-8")
 

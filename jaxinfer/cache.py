@@ -29,7 +29,8 @@ NULL_PAGE = 0  # padded tokens write here; nobody reads it into a result
 
 @struct.dataclass
 class PagedKV:
-    """The cache of the whole model; every array is donated to each step."""
+    """The cache of the whole model, and after its layers those of a draft model that has pages of
+    its own; every array is donated to each step."""
 
     keys: tuple[Pages, ...]  # L × [P, K, S, D], codes with their scales where they are quantized
     values: tuple[Pages, ...]  # likewise; they may be of another kind
@@ -46,20 +47,39 @@ class PageSlots:
     offsets: jax.Array  # [B·Q] i32, its place in that page
 
 
-def abstract_cache(config: ModelConfig, geometry: Geometry) -> PagedKV:
-    """Shapes of the cache without memory behind them."""
-    return jax.eval_shape(lambda: init_cache(config, geometry))
+def abstract_cache(
+    config: ModelConfig, geometry: Geometry, draft: ModelConfig | None = None
+) -> PagedKV:
+    """Shapes of the cache without memory behind them.
+
+    draft: a draft model; where it has pages of its own, its layers come after the model's.
+    """
+    return jax.eval_shape(lambda: init_cache(config, geometry, draft))
 
 
-def init_cache(config: ModelConfig, geometry: Geometry) -> PagedKV:
-    """A cache of zeros, and the fixed scales of an fp8 cache."""
+def init_cache(
+    config: ModelConfig, geometry: Geometry, draft: ModelConfig | None = None
+) -> PagedKV:
+    """A cache of zeros, and the fixed scales of an fp8 cache; a draft model's are 1."""
+    cache = _empty_layers(config, geometry.layer_groups, geometry, geometry.kv_scales)
+    if draft is None:
+        return cache
+    return join_caches(cache, _empty_layers(draft, geometry.draft_layer_groups, geometry))
+
+
+def _empty_layers(
+    config: ModelConfig,
+    layer_groups: tuple[int, ...],
+    geometry: Geometry,
+    kv_scales: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = (),
+) -> PagedKV:
     sides = []
     for side, kind in enumerate(geometry.page_kinds):
         layers = []
-        for layer, group in enumerate(geometry.layer_groups):
+        for layer, group in enumerate(layer_groups):
             num_pages = geometry.num_pages[group]
             shape = (num_pages, config.num_kv_heads, geometry.page_tokens, config.head_dim)
-            scales = geometry.kv_scales[layer][side] if geometry.kv_scales else (1.0,)
+            scales = kv_scales[layer][side] if kv_scales else (1.0,)
             layers.append(_empty_pages(kind, shape, scales, as_bits=geometry.pages_hold_bits))
         sides.append(tuple(layers))
     return PagedKV(keys=sides[0], values=sides[1])
@@ -76,6 +96,19 @@ def _empty_pages(
         fixed = jnp.broadcast_to(jnp.asarray(scales, jnp.float32), shape[1:2])
         return HeadScaledPages(codes=codes, scales=fixed)
     return codes
+
+
+def split_cache(cache: PagedKV, num_layers: int) -> tuple[PagedKV, PagedKV]:
+    """The first `num_layers` layers and the others."""
+    return (
+        PagedKV(keys=cache.keys[:num_layers], values=cache.values[:num_layers]),
+        PagedKV(keys=cache.keys[num_layers:], values=cache.values[num_layers:]),
+    )
+
+
+def join_caches(first: PagedKV, second: PagedKV) -> PagedKV:
+    """The layers of two caches, one after the other."""
+    return PagedKV(keys=first.keys + second.keys, values=first.values + second.values)
 
 
 def page_slots(

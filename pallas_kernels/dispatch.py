@@ -27,6 +27,8 @@ class Platform:
     compute_capability: tuple[int, int] = (0, 0)
 
 
+HOPPER = Platform(kind="gpu", compute_capability=(9, 0))
+
 WhyNot = Callable[[Shapes, Dtypes, Platform], str | None]
 
 
@@ -85,6 +87,24 @@ def refuse(op: str, name: str, reason: str | None) -> None:
     """
     if reason:
         raise ValueError(f"{op} cannot use {name!r}: {reason}; use 'auto' or 'reference'")
+
+
+def refuse_named(
+    op: str, name: str, why_not: Callable[[Platform], str | None], platform: Platform | None
+) -> None:
+    """Raises if the named implementation cannot serve a call.
+
+    Args:
+        name: "simulated" is "mosaic" on any platform; other implementations serve every call.
+        why_not: of "mosaic", on a platform.
+        platform: where the program will run; None to leave the platform out.
+
+    Raises:
+        ValueError: with the reason and what to use instead.
+    """
+    if name in ("mosaic", "simulated"):
+        where = platform if platform and name == "mosaic" else HOPPER
+        refuse(op, name, why_not(where))
 
 
 def why_not_hopper(platform: Platform) -> str | None:

@@ -55,6 +55,17 @@ def tiled_smem(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
     return plgpu.SMEM(shape, dtype, transforms=tile_transforms(dtype, shape[-1]))
 
 
+def swizzled_smem(*shape: int, dtype: Any = jnp.bfloat16, tile_columns: int = 0) -> Any:
+    """Shared memory for blocks whose rows may be shorter than the widest pattern.
+
+    tile_columns: columns that may be cut out at once; by default all of a row.
+    """
+    bits = jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype).bits
+    swizzle = min(SWIZZLE_BYTES, (tile_columns or shape[-1]) * bits // 8)
+    tiling = plgpu.TilingTransform((8, swizzle * 8 // bits))
+    return plgpu.SMEM(shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle)))
+
+
 def shared_union(*groups: Any, interpret: bool) -> Any:
     """Groups of shared memory that are never alive together, in one place.
 
@@ -101,6 +112,20 @@ def matmul_transposed(
     def product(accumulator: Any) -> jax.Array:
         plgpu.wgmma(accumulator, a, b.transpose((1, 0)))
         meanwhile()
+        return accumulator[...]
+
+    return pl.run_scoped(product, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[0]), jnp.float32))
+
+
+def matmul_registers(a: jax.Array, b: Any, interpret: bool) -> jax.Array:
+    """a @ bᵀ in float32: a [M, K] in registers, b [N, K] a ref in shared memory → [M, N]."""
+    if interpret:
+        return lax.dot_general(
+            a, b[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        )
+
+    def product(accumulator: Any) -> jax.Array:
+        plgpu.wgmma(accumulator, a, b.transpose((1, 0)))
         return accumulator[...]
 
     return pl.run_scoped(product, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[0]), jnp.float32))

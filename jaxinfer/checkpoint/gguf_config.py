@@ -1,7 +1,7 @@
 """JOINT. The metadata of a GGUF file as a `ModelConfig`.
 
 Knows the keys that every family has; what a family has of its own is read by its file in `models/`.
-Reads one tensor, `rope_freqs.weight`, which is metadata in all but name.
+Reads the factors of ropes, tensors that are metadata in all but name.
 """
 
 import re
@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.checkpoint.config_reader import ConfigReader
-from jaxinfer.checkpoint.leaf_match import ROPE_DIVISORS
+from jaxinfer.checkpoint.leaf_match import ROPE_DIVISORS, ROPE_LONG, ROPE_SHORT
 from jaxinfer.checkpoint.tensor_file import TensorSource
+from jaxinfer.checkpoint.variant_keys import refuse_gguf_variants
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.rope_config import RopeConfig, rope_from_gguf
 from jaxinfer.errors import CheckpointError, UnsupportedError
@@ -35,20 +36,22 @@ def read_gguf_config(
     Raises:
         CheckpointError: a needed key or tensor is missing, or a value breaks its rule or
             contradicts the tensors.
-        UnsupportedError: an architecture, experts, rope type, partial rotary embedding or
+        UnsupportedError: an architecture, rope type, partial rotary embedding or
             per-layer sizes that are not run.
     """
     place = str(tensors.files[0])
     name = ConfigReader(metadata, place)["general.architecture"]
-    architecture = architecture_for_gguf(name)
+    has_experts = bool(metadata.get(f"{name}.expert_count", 0))
+    architecture = architecture_for_gguf(name, has_experts=has_experts)
     reader = ConfigReader(_one_per_model(metadata, name, place), place)
     _refuse_variants(reader, name)
+    refuse_gguf_variants(reader, name, architecture.gguf_keys, place)
     _check_layers(reader, name, tensors)
     try:
-        fields = _common_fields(reader, name, tensors)
+        fields = _common_fields(reader, name, tensors, architecture)
         fields |= architecture.from_gguf(reader, set(tensors.infos))
         if "ropes" not in fields:
-            fields["ropes"] = (_rope(reader, name, fields["head_dim"], tensors),)
+            fields["ropes"] = (_rope(reader, name, fields["head_dim"], tensors, architecture),)
         config = ModelConfig(architecture=architecture.name, **fields)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{place} has metadata of a wrong kind: {error}") from error
@@ -76,11 +79,6 @@ def _one_per_model(metadata: Mapping[str, Any], name: str, place: str) -> dict[s
 
 
 def _refuse_variants(reader: ConfigReader, name: str) -> None:
-    experts = reader.get(f"{name}.expert_count", 0)
-    if experts:
-        raise UnsupportedError(
-            f"{reader.place}: {name}.expert_count={experts}: mixtures of experts are not supported"
-        )
     if reader.get(f"{name}.attention.causal", True) is not True:
         raise UnsupportedError(f"{reader.place}: {name}.attention.causal=false: decoders only")
 
@@ -96,10 +94,12 @@ def _check_layers(reader: ConfigReader, name: str, tensors: TensorSource) -> Non
         )
 
 
-def _common_fields(reader: ConfigReader, name: str, tensors: TensorSource) -> dict[str, Any]:
+def _common_fields(
+    reader: ConfigReader, name: str, tensors: TensorSource, architecture: Architecture
+) -> dict[str, Any]:
     heads, layers = reader.whole(f"{name}.attention.head_count"), reader[f"{name}.block_count"]
     kv_heads = f"{name}.attention.head_count_kv"
-    head_dim = _head_dim(reader, name, heads)
+    head_dim = _head_dim(reader, name, heads, architecture.has_partial_rotary)
     eos = {token for key in _EOS_KEYS for token in reader.token_ids(f"tokenizer.ggml.{key}")}
     bos = reader.token_ids("tokenizer.ggml.bos_token_id")
     return {
@@ -121,17 +121,18 @@ def _common_fields(reader: ConfigReader, name: str, tensors: TensorSource) -> di
     }
 
 
-def _head_dim(reader: ConfigReader, name: str, heads: int) -> int:
+def _head_dim(reader: ConfigReader, name: str, heads: int, is_partial: bool) -> int:
+    """is_partial: only the first `rope.dimension_count` values of a head may be turned."""
     keys = [f"{name}.{key}" for key in ("attention.key_length", "rope.dimension_count")]
     width = reader.whole(f"{name}.embedding_length")
-    given = [reader.whole(key) for key in keys if key in reader]
+    given = [reader.whole(key) for key in keys[: 1 if is_partial else 2] if key in reader]
     if not given and width % heads:
         raise CheckpointError(
             f"{reader.place}: {name}.embedding_length={width} is no multiple of "
             f"attention.head_count={heads} and there is no {keys[0]}; add it"
         )
     head_dim = given[0] if given else width // heads
-    for key in (keys[1], f"{name}.attention.value_length"):
+    for key in (f"{name}.attention.value_length", *keys[2 if is_partial else 1 :]):
         if reader.get(key, head_dim) != head_dim:
             raise UnsupportedError(
                 f"{reader.place}: {key}={reader[key]} differs from the head size {head_dim}: "
@@ -153,17 +154,36 @@ def _vocab_size(reader: ConfigReader, tensors: TensorSource) -> int:
     return rows
 
 
-def _rope(reader: ConfigReader, name: str, head_dim: int, tensors: TensorSource) -> RopeConfig:
-    rope = rope_from_gguf(reader, name)
+def _rope(
+    reader: ConfigReader,
+    name: str,
+    head_dim: int,
+    tensors: TensorSource,
+    architecture: Architecture,
+) -> RopeConfig:
+    turned = head_dim
+    if architecture.has_partial_rotary and f"{name}.rope.dimension_count" in reader:
+        turned = reader.whole(f"{name}.rope.dimension_count")
+    longrope = None
+    if ROPE_SHORT in tensors.infos and ROPE_LONG in tensors.infos:
+        found = [_factors(tensors, tensor, turned // 2) for tensor in (ROPE_SHORT, ROPE_LONG)]
+        longrope = found[0], found[1]
+    rotary_dim = 0 if turned == head_dim else turned
+    rope = rope_from_gguf(reader, name, rotary_dim=rotary_dim, longrope=longrope)
     if ROPE_DIVISORS not in tensors.infos:
         return rope
-    shape = tensors.infos[ROPE_DIVISORS].shape
-    if shape != (head_dim // 2,):
+    return replace(rope, divisors=_factors(tensors, ROPE_DIVISORS, turned // 2))
+
+
+def _factors(tensors: TensorSource, name: str, count: int) -> tuple[float, ...]:
+    """What frequencies are divided by, from a tensor."""
+    shape, place = tensors.infos[name].shape, tensors.files[0]
+    if shape != (count,):
         raise CheckpointError(
-            f"{reader.place}: {ROPE_DIVISORS} has shape {list(shape)}, expected "
-            f"[{head_dim // 2}], one divisor a frequency of a head of {head_dim}"
+            f"{place}: {name} has shape {list(shape)}, expected [{count}], one divisor a "
+            "frequency; the file is damaged or of another model"
         )
-    values = tensors.read_rows(ROPE_DIVISORS, 0, shape[0], np.float32)
+    values = tensors.read_rows(name, 0, count, np.float32)
     if not (np.isfinite(values).all() and (values > 0).all()):
-        raise CheckpointError(f"{reader.place}: {ROPE_DIVISORS} must hold positive numbers")
-    return replace(rope, divisors=tuple(float(value) for value in values))
+        raise CheckpointError(f"{place}: {name} must hold positive numbers; fetch it again")
+    return tuple(float(value) for value in values)

@@ -4,14 +4,14 @@ Knows how the two generations spell what every family has; what a family has of 
 its file in `models/`. Reads no tensor.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxinfer.checkpoint.config_reader import ConfigReader
 from jaxinfer.checkpoint.json_file import read_json
+from jaxinfer.checkpoint.variant_keys import refuse_variants
 from jaxinfer.config.model_config import Activation, ModelConfig
-from jaxinfer.config.rope_config import RopeConfig, rope_from_config
+from jaxinfer.config.rope_config import RopeConfig, rope_from_config, rotary_size
 from jaxinfer.errors import CheckpointError, UnsupportedError
 from jaxinfer.models.registry import architecture_for_hf
 from jaxinfer.models.spec import Architecture
@@ -33,18 +33,21 @@ def read_hf_config(folder: Path) -> tuple[ModelConfig, Architecture, dict[str, A
 
     Raises:
         CheckpointError: a file or a needed key is missing, or a value breaks its rule.
-        UnsupportedError: an architecture, activation, rope type or partial rotary embedding that
-            is not run. What a quantization says is read by `quant_formats/quant_config.py`.
+        UnsupportedError: an architecture, activation, rope type or variant of a family that is not
+            run. What a quantization says is read by `quant_formats/quant_config.py`.
     """
     path = folder / CONFIG_FILE
     raw = ConfigReader(read_json(path), str(path))
     architecture = architecture_for_hf(raw["model_type"])
     merged = _with_defaults(raw, architecture)
-    _refuse_partial_rotary(merged, architecture)
+    refuse_variants(raw, architecture.hf_defaults, architecture.name, str(path))
     try:
         fields = _common_fields(merged) | architecture.from_hf(merged)
+        if "activation" not in fields:
+            fields["activation"] = _activation(merged)
         if "ropes" not in fields:
-            fields["ropes"] = (_rope(merged),)
+            fields["ropes"] = (_rope(merged, fields["head_dim"]),)
+        fields["max_position"] = _longest_context(fields)
         config = ModelConfig(
             architecture=architecture.name,
             bos_token_id=next(iter(merged.token_ids("bos_token_id")), None),
@@ -84,7 +87,6 @@ def _common_fields(raw: ConfigReader) -> dict[str, Any]:
         "windows": (0,) * layers,
         "layer_ropes": (0,) * layers,
         "attention_scale": head_dim**-0.5,
-        "activation": _activation(raw),
         "tie_embeddings": raw.flag("tie_word_embeddings"),
     }
 
@@ -110,11 +112,18 @@ def _activation(raw: ConfigReader) -> Activation:
     return _ACTIVATIONS[raw[key]]
 
 
-def _rope(raw: ConfigReader) -> RopeConfig:
+def _rope(raw: ConfigReader, head_dim: int) -> RopeConfig:
     """The one rope of a family without per-layer ones; v4 and v5 spellings must agree."""
     theta, position = raw.number("rope_theta"), raw.whole("max_position_embeddings")
     entries = [raw[key] for key in ("rope_parameters", "rope_scaling") if raw.get(key)]
-    ropes = [rope_from_config(entry, theta, position) for entry in entries or [{}]]
+    ropes = []
+    for entry in entries or [{}]:
+        fraction = entry.get("partial_rotary_factor") or raw.get("partial_rotary_factor", 1.0)
+        turned = rotary_size(head_dim, fraction) if "partial_rotary_factor" in raw else 0
+        # A length beside the entry goes before one in it, as transformers has it for Phi-3.
+        original = raw.get("original_max_position_embeddings")
+        entry = {**entry, "original_max_position_embeddings": original} if original else entry
+        ropes.append(rope_from_config(entry, theta, position, rotary_dim=turned))
     if ropes[0] != ropes[-1]:
         raise CheckpointError(
             f"{raw.place}: rope_parameters={entries[0]} and rope_scaling={entries[-1]} disagree; "
@@ -123,16 +132,13 @@ def _rope(raw: ConfigReader) -> RopeConfig:
     return ropes[0]
 
 
+def _longest_context(fields: dict[str, Any]) -> int:
+    """Dynamic scaling carries a model past the positions that config.json gives it."""
+    factors = [rope.factor for rope in fields["ropes"] if rope.scaling == "dynamic"]
+    return int(fields["max_position"] * max([1.0, *factors]))
+
+
 def _eos_token_ids(folder: Path, raw: ConfigReader) -> tuple[int, ...]:
     generation = ConfigReader(read_generation_config(folder), str(folder / GENERATION_FILE))
     ids = {*raw.token_ids("eos_token_id"), *generation.token_ids("eos_token_id")}
     return tuple(sorted(ids))
-
-
-def _refuse_partial_rotary(raw: Mapping[str, Any], architecture: Architecture) -> None:
-    factor = raw.get("partial_rotary_factor", 1.0)
-    if factor != 1.0 and "partial_rotary_factor" not in architecture.hf_defaults:
-        raise UnsupportedError(
-            f"partial_rotary_factor={factor!r} is not supported for {architecture.name}: "
-            "only 1.0 is"
-        )

@@ -27,7 +27,7 @@ _CHOICES = {
     "preemption": ("swap", "recompute"),
     "scheduling_policy": ("fcfs", "priority"),
     "logprobs_mode": ("raw", "processed"),
-    "kernels": ("auto", "reference"),
+    "kernels": ("auto", "reference", "mosaic", "simulated"),
 }
 _COUNTS = {  # None or at least 1 → what None means
     "max_model_len": "decide",
@@ -57,7 +57,7 @@ _POWERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 _PLANNED = {
     "enable_lora": Planned("LoRA", (None, False)),
 }
-_PLANNED_VALUES = {"kernels": ("mosaic", "triton")}
+_PLANNED_VALUES = {"kernels": ("triton",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,9 @@ class EngineConfig:
     max_logprobs: the most that a request may ask for, up to 20.
     use_generation_config: sampling defaults come from the checkpoint's generation_config.json.
     speculative_config: how tokens are drafted ahead (a mapping is taken too); None is not at all.
-    kernels: implementation of the ops.
+    kernels: implementation of the ops: "reference" is plain XLA, "mosaic" the kernels for Hopper
+        GPUs, "simulated" those on a CPU (slow, for tests). One that cannot serve the model or the
+        device is refused; "auto" takes the best that can.
     seed: the engine's seed, from which requests without one draw theirs.
     strict: a failing request raises instead of giving a row with an error.
     compilation_cache_dir: of compiled programs; "auto" is the user's cache folder, None is off.
@@ -135,7 +137,7 @@ class EngineConfig:
     max_logprobs: int = MAX_LOGPROBS
     use_generation_config: bool = False
     speculative_config: SpeculativeConfig | None = None
-    kernels: Literal["auto", "reference"] = "auto"
+    kernels: Literal["auto", "reference", "mosaic", "simulated"] = "auto"
     seed: int | None = None
     strict: bool = False
     compilation_cache_dir: str | None = "auto"

@@ -7,6 +7,7 @@ Does not know files or formats (`checkpoint/` fills it) nor what was decided for
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxinfer.config.expert_config import ExpertConfig
 from jaxinfer.config.rope_config import RopeConfig
 from jaxinfer.errors import CheckpointError
 
@@ -19,7 +20,8 @@ class ModelConfig:
 
     Axis letters: E hidden_size, L num_layers, H num_heads, K num_kv_heads, D head_dim, F mlp_size,
     V vocab_size. `windows[i]` is layer i's sliding window in tokens (the token itself included),
-    0 for full attention; `layer_ropes[i]` is its index into `ropes`. A softcap of 0 is off.
+    0 for full attention; `layer_ropes[i]` is its index into `ropes`, None where it turns nothing. A
+    softcap of 0 is off. `mlp_size` is of dense mlps; `experts` is None where all are.
     """
 
     architecture: str  # a name in models/registry.py
@@ -34,7 +36,7 @@ class ModelConfig:
     norm_eps: float
     windows: tuple[int, ...]
     ropes: tuple[RopeConfig, ...]
-    layer_ropes: tuple[int, ...]
+    layer_ropes: tuple[int | None, ...]
     attention_scale: float
     activation: Activation = "silu"
     tie_embeddings: bool = False
@@ -45,6 +47,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     attention_softcap: float = 0.0
     final_softcap: float = 0.0
+    experts: ExpertConfig | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -64,6 +67,11 @@ class ModelConfig:
             raise CheckpointError(
                 f"head_dim={self.head_dim} must be even: rotary embeddings turn pairs"
             )
+        if self.experts is not None and len(self.experts.is_sparse) != self.num_layers:
+            raise CheckpointError(
+                f"experts.is_sparse has {len(self.experts.is_sparse)} entries for "
+                f"{self.num_layers} layers; mend the config"
+            )
         for name in ("windows", "layer_ropes"):
             if len(getattr(self, name)) != self.num_layers:
                 raise CheckpointError(
@@ -74,8 +82,30 @@ class ModelConfig:
             raise CheckpointError(
                 f"windows={self.windows} must be 0 (full attention) or more; mend the config"
             )
-        if not set(self.layer_ropes) <= set(range(len(self.ropes))):
+        if not set(self.layer_ropes) - {None} <= set(range(len(self.ropes))):
             raise CheckpointError(
-                f"layer_ropes={self.layer_ropes} must be places in {len(self.ropes)} ropes; "
-                "mend the config"
+                f"layer_ropes={self.layer_ropes} must be places in {len(self.ropes)} ropes, or "
+                "None; mend the config"
             )
+        self._check_ropes()
+
+    @property
+    def default_context(self) -> int:
+        """Tokens up to which the frequencies of every rope are those of a short text."""
+        limits = [r.original_max_position for r in self.ropes if r.depends_on_context]
+        return min([self.max_position, *limits])
+
+    def _check_ropes(self) -> None:
+        for rope in self.ropes:
+            turned = rope.rotary_dim or self.head_dim
+            if turned > self.head_dim:
+                raise CheckpointError(
+                    f"rope rotary_dim={turned} must be at most head_dim={self.head_dim}; "
+                    "mend the config"
+                )
+            for name in ("divisors", "long_divisors"):
+                if len(getattr(rope, name)) not in (0, turned // 2):
+                    raise CheckpointError(
+                        f"rope {name} has {len(getattr(rope, name))} factors, {turned} values of a "
+                        f"head are turned, so there must be {turned // 2}; mend the config"
+                    )

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from jaxinfer.config.option_names import Planned, accepted_options
@@ -15,6 +15,12 @@ MAX_LOGPROBS = 20
 MAX_STOP_IDS = 64
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
+
+_NUMBERS = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("logprobs", "prompt_logprobs"),
+)
 
 _PLANNED = {
     "best_of": Planned("best_of", (None, 1)),
@@ -90,6 +96,7 @@ class SamplingParams(metaclass=_NamedOptions):
     bias_entries: tuple[tuple[int, float], ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
+        self._set_numbers()
         self._set_forms()
         self._check_drawing()
         self._check_penalties()
@@ -99,6 +106,14 @@ class SamplingParams(metaclass=_NamedOptions):
         for name in ("include_stop_str_in_output", "ignore_eos", "detokenize"):
             _require_bool(name, getattr(self, name))
         _require_bool("skip_special_tokens", self.skip_special_tokens)
+
+    def _set_numbers(self) -> None:
+        """NumPy's scalars become Python's: parameters are compared, hashed and written as JSON."""
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, Real) and not isinstance(value, bool):
+                plain = int(value) if isinstance(value, Integral) else float(value)
+                object.__setattr__(self, name, plain)
 
     def _set_forms(self) -> None:
         stops = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)

@@ -2,38 +2,57 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from os import PathLike, fspath
 from typing import Any, Literal
 
-from jaxinfer.config.option_names import Planned, accepted_options
+from jaxinfer.config.option_names import accepted_options
+from jaxinfer.config.quantization import Quantization, quantization_from
 from jaxinfer.errors import ConfigError, UnsupportedError
 
 MAX_DRAFT_TOKENS = 512
-_PLANNED = {"model": Planned("drafting with a second model")}
-_PLANNED_METHODS = ("draft_model", "self_draft", "eagle", "medusa", "mlp_speculator")
+METHODS = ("ngram", "draft_model", "self")
+_PLANNED_METHODS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
+# Options that only some methods look at.
+_ONLY_FOR = {
+    "model": ("draft_model",),
+    "quantization": ("draft_model", "self"),
+    "num_layers": ("self",),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
     """Speculative decoding; names as in vLLM where it has them.
 
-    method: "ngram" drafts what followed the last tokens when they last occurred.
+    method: "ngram" drafts what followed the last tokens when they last occurred; "draft_model" asks
+        another model of the same vocabulary; "self" asks this one, cheaper than it is.
     num_speculative_tokens: J, the most tokens drafted for a request in a step.
+    model: of "draft_model": folder, GGUF file, hub id or demo name.
+    quantization: of what drafts: "int8", "int4" or "fp8", or a mapping of `Quantization`'s fields.
+    num_layers: of "self": only so many layers draft, the first ones.
     prompt_lookup_max, prompt_lookup_min: lengths of the n-grams, the longest is tried first.
     tokens_by_running: pairs (up to so many running requests, draft so many tokens), ascending;
         above the last pair nothing is drafted. None decides: it pays while few requests run.
     adaptive: a request whose drafts are not accepted drafts only now and then.
     """
 
-    method: Literal["ngram"] = "ngram"
+    method: Literal["ngram", "draft_model", "self"] = "ngram"
     num_speculative_tokens: int = 5
+    model: str | None = None
+    quantization: Quantization | None = None
+    num_layers: int | None = None
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
     tokens_by_running: tuple[tuple[int, int], ...] | None = None
     adaptive: bool = True
 
     def __post_init__(self) -> None:
-        if self.method != "ngram":
-            raise ConfigError(f"speculative_config method={self.method!r} must be 'ngram'")
+        if self.method not in METHODS:
+            raise ConfigError(
+                f"speculative_config method={self.method!r} must be one of "
+                f"{', '.join(map(repr, METHODS))}"
+            )
+        self._check_model()
         for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"):
             _count(name, getattr(self, name), least=1, most=MAX_DRAFT_TOKENS)
         if self.prompt_lookup_min > self.prompt_lookup_max:
@@ -46,6 +65,34 @@ class SpeculativeConfig:
         if self.tokens_by_running is not None:
             object.__setattr__(self, "tokens_by_running", _table(self.tokens_by_running))
             self._check_table(self.tokens_by_running)
+
+    @property
+    def has_model(self) -> bool:
+        """True where a model drafts, on the device; False where tokens are looked up."""
+        return self.method != "ngram"
+
+    def _check_model(self) -> None:
+        for name, methods in _ONLY_FOR.items():
+            if getattr(self, name) is not None and self.method not in methods:
+                raise ConfigError(
+                    f"speculative_config {name}={getattr(self, name)!r} is for method "
+                    f"{' or '.join(map(repr, methods))}, not {self.method!r}; leave it out"
+                )
+        object.__setattr__(self, "quantization", quantization_from(self.quantization))
+        if self.method == "draft_model":
+            if not self.model or not isinstance(self.model, str | PathLike):
+                raise ConfigError(
+                    f"speculative_config model={self.model!r} must name the draft model: a folder, "
+                    "a GGUF file, a hub id or a demo name"
+                )
+            object.__setattr__(self, "model", fspath(self.model))
+        if self.num_layers is not None:
+            _count("num_layers", self.num_layers, least=1, most=None)
+        if self.method == "self" and self.num_layers is None and self.quantization is None:
+            raise ConfigError(
+                "speculative_config method='self' needs something that makes drafts cheaper than "
+                "the model: set quantization (such as 'int4') or num_layers"
+            )
 
     def _check_table(self, table: tuple[tuple[int, int], ...]) -> None:
         bounds = [running for running, _ in table]
@@ -74,10 +121,14 @@ def speculative_config(given: Any) -> SpeculativeConfig | None:
     method = given.get("method")
     if isinstance(method, str) and method in _PLANNED_METHODS:
         raise UnsupportedError(
-            f"speculative_config method={method!r} is not built yet; use 'ngram'"
+            f"speculative_config method={method!r} is not built yet; use one of "
+            f"{', '.join(map(repr, METHODS))}"
         )
     known = [entry.name for entry in fields(SpeculativeConfig)]
-    return SpeculativeConfig(**accepted_options(given, known, _PLANNED))
+    accepted = accepted_options(given, known, {})
+    if "method" not in accepted and "model" in accepted:
+        accepted["method"] = "draft_model"
+    return SpeculativeConfig(**accepted)
 
 
 def _table(value: Any) -> tuple[tuple[int, int], ...]:

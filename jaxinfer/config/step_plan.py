@@ -103,6 +103,8 @@ class VerifyPlan:
     """The last token of each of up to W busy slots, and drafts of those that may come next.
 
     slots: the slot of each row; B for an empty row. num_drafts: 0 for a row that only decodes.
+    num_draft_steps: steps that draft on the device first, one for each place; 0 where `drafts` are
+    known, else they hold nothing.
     """
 
     slots: np.ndarray  # [W] i32
@@ -111,6 +113,7 @@ class VerifyPlan:
     drafts: np.ndarray  # [W, J] i32
     num_drafts: np.ndarray  # [W] i32
     sampling: SamplingPlan  # W rows
+    num_draft_steps: int = 0
 
 
 Plan = PrefillPlan | DecodePlan | VerifyPlan

@@ -1,7 +1,6 @@
 """JOINT. The only place that assembles an engine; "auto" settings are resolved and logged here."""
 
 import logging
-import math
 import os
 import secrets
 import time
@@ -18,8 +17,10 @@ from jaxinfer.checkpoint.load import abstract_params, load_params
 from jaxinfer.checkpoint.storage import Storage, decide_storage
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import (
+    NO_DRAFTS,
     NOTHING_PACKED,
     Device,
+    DraftNeeds,
     Geometry,
     PackedShare,
     cache_bytes,
@@ -29,8 +30,11 @@ from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.quantization import quantization_from
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.engine.arguments import default_params
+from jaxinfer.engine.device import find_device
+from jaxinfer.engine.draft_model import DraftModel, by_leaf, open_draft
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.intake import Intake
+from jaxinfer.engine.kernels import decide_kernels, kernels_of_weights
 from jaxinfer.engine.kv_scales import LayerScales, fixed_kv_scales
 from jaxinfer.engine.memory_plan import MemoryPlan
 from jaxinfer.engine.metrics import EngineMetrics
@@ -40,11 +44,10 @@ from jaxinfer.runner.compile import CompileLog, counted_compiles, use_compilatio
 from jaxinfer.runner.programs import Programs, compile_programs
 from jaxinfer.runner.runner import Runner
 from jaxinfer.sampling.slot_state import abstract_loop_state
-from jaxinfer.speculation.control import NgramDrafter
+from jaxinfer.speculation.control import ModelDrafter, NgramDrafter
 from jaxinfer.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxinfer.text.tokenizer import Tokenizer, tokenizer_from_folder
 from pallas_kernels.dispatch import Platform
-from pallas_kernels.paged_attention import resolve_implementation
 
 _log = logging.getLogger("jaxinfer")
 
@@ -85,25 +88,28 @@ def build_engine(
     checkpoint = open_checkpoint(model, show_progress=show_progress)
     config, device = checkpoint.config, find_device()
     storage = storage_for(ask, checkpoint, device)  # all tensors are matched before compiling
-    geometry = decide_geometry(ask, config, device, storage.share)
-    geometry = replace(geometry, kv_scales=_kv_scales(geometry, checkpoint))
     text = _tokenizer(checkpoint, tokenizer)
+    draft = open_draft(ask, checkpoint, text, device.platform, show_progress=show_progress)
+    drafting = draft.config if draft else None
+    needs = draft.needs if draft else NO_DRAFTS
+    geometry = decide_geometry(ask, config, device, storage.share, drafts=needs)
+    geometry = replace(geometry, kv_scales=_kv_scales(geometry, checkpoint))
     defaults = default_params(checkpoint.generation_config, wanted=ask.use_generation_config)
-    shapes = _shapes(checkpoint, geometry, storage)
-    _check_room(_num_bytes(shapes), cache_bytes(config, geometry), device)
+    shapes = kernels_of_weights(_shapes(checkpoint, geometry, storage, draft), ask, geometry)
+    _check_room(_num_bytes(shapes), cache_bytes(config, geometry, drafting), device)
     with counted_compiles(compiles or CompileLog()):
-        programs = compile_programs(shapes, config, geometry, show_progress=show_progress)
-    memory = _memory_plan(shapes, programs, checkpoint, geometry, device)
+        programs = compile_programs(shapes, config, geometry, drafting, show_progress=show_progress)
+    memory = _memory_plan(shapes, programs, (config, drafting), geometry, device)
     _report(geometry, storage, memory)
     intake = _intake(ask, checkpoint, text, geometry)
     timeline = open_timeline(ask.trace)
     with _closed_on_error(timeline):
-        runner, metrics = _load(checkpoint, storage, programs, geometry, show_progress)
+        runner, metrics = _load(ask, checkpoint, storage, draft, programs, geometry, show_progress)
     engine = Engine(
         ask=ask,
         intake=intake,
         runner=runner,
-        drafter=_drafter(ask, geometry),
+        drafter=_drafter(ask, geometry, drafting, shapes),
         metrics=metrics,
         timeline=timeline,
     )
@@ -116,14 +122,20 @@ def _kv_scales(geometry: Geometry, checkpoint: Checkpoint) -> tuple[LayerScales,
     return fixed_kv_scales(geometry.kv_dtype, checkpoint.config, found)
 
 
-def _shapes(checkpoint: Checkpoint, geometry: Geometry, storage: Storage) -> Any:
-    return abstract_params(
+def _shapes(
+    checkpoint: Checkpoint, geometry: Geometry, storage: Storage, draft: DraftModel | None
+) -> Any:
+    shapes = abstract_params(
         checkpoint.config,
         checkpoint.architecture,
         geometry.weight_dtype,
         storage.packed,
         round_inputs=storage.round_inputs,
     )
+    if draft is None:
+        return shapes
+    leaves = by_leaf(checkpoint.architecture, checkpoint.config, shapes)
+    return shapes | {"draft": draft.abstract(leaves, geometry.weight_dtype)}
 
 
 def _intake(
@@ -145,10 +157,26 @@ def _seed(ask: EngineConfig) -> int:
     return seed
 
 
-def _drafter(ask: EngineConfig, geometry: Geometry) -> NgramDrafter | None:
+def _drafter(
+    ask: EngineConfig, geometry: Geometry, draft: ModelConfig | None, shapes: Any
+) -> NgramDrafter | ModelDrafter | None:
     if ask.speculative_config is None:
         return None
-    return NgramDrafter(ask.speculative_config, geometry.verify_widths[-1])
+    widest = geometry.verify_widths[-1]
+    if draft is None:
+        return NgramDrafter(ask.speculative_config, widest)
+    model = {name: part for name, part in shapes.items() if name != "draft"}
+    cost = _num_bytes(shapes["draft"]) / _num_bytes(model)
+    drafter = ModelDrafter(
+        ask.speculative_config, widest, max_position=draft.max_position, cost=cost
+    )
+    if ask.speculative_config.adaptive and not drafter.can_pay:
+        _log.warning(
+            "speculative_config: drafting a token reads %.0f %% of what a decode step reads here, "
+            "which cannot pay: nothing is drafted; adaptive=False drafts all the same",
+            100 * cost,
+        )
+    return drafter
 
 
 @contextmanager
@@ -170,8 +198,10 @@ def _report(geometry: Geometry, storage: Storage, memory: MemoryPlan) -> None:
 
 
 def _load(
+    ask: EngineConfig,
     checkpoint: Checkpoint,
     storage: Storage,
+    draft: DraftModel | None,
     programs: Programs,
     geometry: Geometry,
     show_progress: bool,
@@ -185,13 +215,17 @@ def _load(
         sources=storage.sources,
         show_progress=show_progress,
     )
-    metrics = EngineMetrics(
-        model_load_seconds=time.perf_counter() - start, num_programs=len(programs.named())
-    )
     try:
-        return Runner(params, programs, geometry), metrics
+        if draft is not None:
+            leaves = by_leaf(checkpoint.architecture, checkpoint.config, params)
+            dtype = geometry.weight_dtype
+            params["draft"] = draft.load(leaves, dtype, show_progress=show_progress)
+        seconds = time.perf_counter() - start
+        metrics = EngineMetrics(model_load_seconds=seconds, num_programs=len(programs.named()))
+        return Runner(kernels_of_weights(params, ask, geometry), programs, geometry), metrics
     except BaseException:
-        jax.tree.map(lambda leaf: leaf.delete(), params)
+        for leaf in jax.tree.leaves(params):
+            leaf.delete()  # twice is harmless
         raise
 
 
@@ -206,7 +240,7 @@ def storage_for(ask: EngineConfig, checkpoint: Checkpoint, device: Device) -> St
         weights=ask.weights,
         activations=ask.activations,
         quantization=quantization_from(ask.quantization),
-        platform=device.platform,
+        platform="gpu" if ask.kernels == "simulated" else device.platform,
     )
 
 
@@ -216,67 +250,20 @@ def decide_geometry(
     device: Device,
     packed: PackedShare = NOTHING_PACKED,
     platform: Platform | None = None,
+    *,
+    drafts: DraftNeeds = NO_DRAFTS,
 ) -> Geometry:
     """The geometry with every "auto" resolved, kernels included.
 
     Args:
+        drafts: what drafting needs beside the model.
         platform: where the programs will run; None for this process's first device.
 
     Raises:
         ConfigError, CapacityError: as `plan_geometry`.
     """
-    planned = plan_geometry(ask, model, device, packed)
-    pages = (planned.num_pages[0], model.num_kv_heads, planned.page_tokens, model.head_dim)
-    kernel = resolve_implementation(
-        planned.attention_kernel,
-        {
-            "q": (planned.num_slots, 1, model.num_heads, model.head_dim),
-            "k_pages": pages,
-            "v_pages": pages,
-        },
-        {
-            "q": planned.activation_dtype,
-            "k_pages": planned.page_dtypes[0],
-            "v_pages": planned.page_dtypes[1],
-        },
-        platform,
-    )
-    return replace(planned, attention_kernel=kernel)
-
-
-def find_device() -> Device:
-    """The device that an engine of this process runs on, and its free memory."""
-    device = jax.devices()[0]
-    if device.platform == "cpu":
-        return Device(platform="cpu", free_bytes=_free_host_bytes())
-    stats = device.memory_stats() or {}
-    return Device(
-        platform="gpu", free_bytes=stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
-    )
-
-
-def _free_host_bytes() -> int:
-    """Available memory of the host, or of the control group that this process may use."""
-    return int(min(_available_bytes(), _group_bytes()))
-
-
-def _group_bytes() -> float:
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return math.inf  # no limit that can be read
-    return math.inf if limit == "max" else int(limit) - used
-
-
-def _available_bytes() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux: half of what is installed is a safe guess
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    planned = plan_geometry(ask, model, device, packed, drafts)
+    return decide_kernels(planned, ask, model, platform)
 
 
 def _cache_folder(setting: str | None) -> Path | None:
@@ -309,7 +296,9 @@ def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, 
 
 
 def _num_bytes(shapes: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    """What the model and what drafts for it share counts once."""
+    different = {id(leaf): leaf for leaf in jax.tree.leaves(shapes)}
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in different.values())
 
 
 def _check_room(weights: int, cache: int, device: Device) -> None:
@@ -325,16 +314,17 @@ def _check_room(weights: int, cache: int, device: Device) -> None:
 def _memory_plan(
     shapes: Any,
     programs: Programs,
-    checkpoint: Checkpoint,
+    models: tuple[ModelConfig, ModelConfig | None],
     geometry: Geometry,
     device: Device,
 ) -> MemoryPlan:
     weights = _num_bytes(shapes)
     named: Mapping[str, Any] = programs.named()
-    state = abstract_loop_state(geometry.num_slots, checkpoint.config.vocab_size)
+    config, draft = models
+    state = abstract_loop_state(geometry.num_slots, config.vocab_size)
     plan = MemoryPlan(
         weights_bytes=weights,
-        kv_cache_bytes=cache_bytes(checkpoint.config, geometry),
+        kv_cache_bytes=cache_bytes(config, geometry, draft),
         state_bytes=_num_bytes(state),
         temporary_bytes=max(p.memory_analysis().temp_size_in_bytes for p in named.values()),
         free_bytes=device.free_bytes,

@@ -20,7 +20,14 @@ import numpy as np
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.request_options import RequestOptions
 from jaxinfer.config.sampling_params import SamplingParams
-from jaxinfer.config.step_plan import DecodePlan, PrefillPlan
+from jaxinfer.config.step_plan import (
+    DecodePlan,
+    PrefillPlan,
+    StepResult,
+    VerifyPlan,
+    VerifyResult,
+)
+from jaxinfer.engine.draft_times import DraftTimes
 from jaxinfer.engine.intake import Intake
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.outputs import StreamDelta
@@ -42,6 +49,7 @@ class _Flight:
     step: Step
     launched: Launched
     launched_s: float
+    planning_s: float  # that scheduling took: drafts that are looked up are made there
 
     @property
     def name(self) -> str:
@@ -76,6 +84,7 @@ class Engine:
         self.metrics = metrics
         self.timeline = timeline
         self._drafter = drafter
+        self._draft_times = DraftTimes()
         self.scheduler = self._new_scheduler()
         self._flights: deque[list[_Flight]] = deque()  # bursts, each read as one
         self._read_s = 0.0
@@ -89,7 +98,8 @@ class Engine:
     def numbers(self) -> dict[str, float]:
         """What was counted so far, by name."""
         drafts = self._drafter.counts if self._drafter else DraftCounts()
-        return self.metrics.snapshot() | drafts.numbers(self.runner.geometry.draft_tokens)
+        numbers = self.metrics.snapshot() | self._draft_times.numbers()
+        return numbers | drafts.numbers(self.runner.geometry.draft_tokens)
 
     def add(
         self,
@@ -173,34 +183,46 @@ class Engine:
         most = self.ask.num_decode_steps
         burst = []
         for _ in range(most if most > 1 and self.scheduler.is_steady(most) else 1):
+            start = time.perf_counter()
             with self.timeline.span("schedule", "schedule"):
-                step = self.scheduler.schedule(time.perf_counter())
+                step = self.scheduler.schedule(start)
             if step is None:
                 break
-            burst.append(self._launch(step))
+            burst.append(self._launch(step, time.perf_counter() - start))
         return burst
 
-    def _launch(self, step: Step) -> _Flight:
+    def _launch(self, step: Step, planning_s: float) -> _Flight:
         start = time.perf_counter()
         with self.timeline.span("launch", "launch", rows=len(step.rows)):
             for chore in step.chores:
                 self.runner.do(chore)
-            return _Flight(step, self.runner.launch(step.plan), start)
+            return _Flight(step, self.runner.launch(step.plan), start, planning_s)
 
     # --- read ---------------------------------------------------------------------------------
 
     def _read(self, flight: _Flight) -> list[StreamDelta]:
         with self.timeline.span("read", "read"):
+            drafted_s = self._wait_for_drafts(flight)
             result = self.runner.read(flight.launched)
         now = time.perf_counter()
-        self._see_step(flight, now)
+        self._see_step(flight, result, drafted_s, now)
         with self.timeline.span("text", "text"):
             failed = self._score_prompts(flight)
             deltas = [self._take_in(request, now) for request in failed]
             came = self.scheduler.update(flight.step, result)
             return deltas + [self._take_in(request, now) for request in came]
 
-    def _see_step(self, flight: _Flight, now: float) -> None:
+    def _wait_for_drafts(self, flight: _Flight) -> float:
+        """When the steps that draft for this one were done; its launch, where there were none."""
+        plan = flight.step.plan
+        if not isinstance(plan, VerifyPlan) or not plan.num_draft_steps:
+            return flight.launched_s
+        self.runner.wait_for_drafts(flight.launched)
+        return time.perf_counter()
+
+    def _see_step(
+        self, flight: _Flight, result: StepResult | VerifyResult, drafted_s: float, now: float
+    ) -> None:
         """Counts a step's time: from its launch, or from the end of the step before it."""
         start = max(flight.launched_s, self._read_s)
         self._read_s = now
@@ -211,6 +233,28 @@ class Engine:
         else:
             self.metrics.num_decode_steps += 1
             self.metrics.decode_seconds += now - start
+            self._see_drafts(flight, result, start, drafted_s, now)
+
+    def _see_drafts(
+        self,
+        flight: _Flight,
+        result: StepResult | VerifyResult,
+        start: float,
+        drafted_s: float,
+        now: float,
+    ) -> None:
+        width, num_rows = flight.step.plan.slots.size, len(flight.step.rows)
+        if not isinstance(result, VerifyResult):
+            self._draft_times.see_decode(width, now - start)
+            return
+        drafted_s = max(drafted_s, start)
+        on_host = 0.0 if drafted_s > start else flight.planning_s
+        self._draft_times.see_round(
+            width,
+            draft_s=drafted_s - start + on_host,
+            verify_s=now - drafted_s,
+            tokens_a_row=1 + float(result.num_accepted[:num_rows].mean()),
+        )
 
     def _score_prompts(self, flight: _Flight) -> list[Request]:
         """Log-probabilities of prompt tokens for the requests that want them; who failed at it."""

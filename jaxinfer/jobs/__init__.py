@@ -5,17 +5,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxinfer.jobs.batch import run_batch
+    from jaxinfer.jobs.batch_plots import plot_results
+    from jaxinfer.jobs.batch_results import BatchResult, read_results
     from jaxinfer.jobs.batch_settings import BatchSummary
     from jaxinfer.jobs.ray_job import ray_batch, ray_map
 
 _HOMES = {
     "run_batch": "jaxinfer.jobs.batch",
+    "BatchResult": "jaxinfer.jobs.batch_results",
+    "read_results": "jaxinfer.jobs.batch_results",
+    "plot_results": "jaxinfer.jobs.batch_plots",
     "BatchSummary": "jaxinfer.jobs.batch_settings",
     "ray_batch": "jaxinfer.jobs.ray_job",
     "ray_map": "jaxinfer.jobs.ray_job",
 }
 
-__all__ = ["BatchSummary", "ray_batch", "ray_map", "run_batch"]
+__all__ = [
+    "BatchResult",
+    "BatchSummary",
+    "plot_results",
+    "ray_batch",
+    "ray_map",
+    "read_results",
+    "run_batch",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -41,19 +41,13 @@ from jaxinfer.jobs.batch_settings import (
     params_of_every_line,
     shard_path,
 )
-from jaxinfer.jobs.batch_statistics import Statistics
+from jaxinfer.jobs.batch_statistics import Statistics, engine_facts
 
 if TYPE_CHECKING:
     from jaxinfer.llm import LLM
 
 _log = logging.getLogger("jaxinfer")
 _PUBLISH_S = 1.0
-_ENGINE_FACTS = (
-    *("model_load_seconds", "compile_seconds", "num_compiles", "num_programs"),
-    *("kv_cache_usage_peak_perc", "prefix_cache_queries", "prefix_cache_hits"),
-    *("num_preemptions", "prefill_seconds", "decode_seconds", "spec_decode_num_draft_tokens"),
-    *("spec_decode_num_accepted_tokens",),
-)
 
 
 def run_batch(
@@ -282,7 +276,7 @@ class BatchJob:
             interrupted=self.stop.wanted and done + failed < total,
             fingerprint=self.fingerprint,
             run=statistics.summary(self._seconds),
-            engine={name: self._metrics[name] for name in _ENGINE_FACTS if name in self._metrics},
+            engine=engine_facts(self._metrics),
         )
 
 

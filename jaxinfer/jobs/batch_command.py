@@ -3,15 +3,18 @@
 Knows how a summary is shown; the job itself is `batch`.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from jaxinfer.errors import ConfigError
 from jaxinfer.jobs.batch import run_batch
 from jaxinfer.jobs.batch_progress import write_event
 from jaxinfer.jobs.batch_settings import EXIT_INTERRUPTED, BatchSummary, parse_shard
+from jaxinfer.jobs.ray_job import ray_batch
 
 
 def run_and_report(
@@ -19,14 +22,15 @@ def run_and_report(
     output: Path,
     model: str,
     *,
-    shard: str = "0/1",
+    ray: Mapping[str, Any],
     progress: str = "bar",
     **options: Any,
 ) -> int:
     """Runs the job and prints its summary, as a table or (with `progress="json"`) as JSON.
 
     Args:
-        shard: "i/n". options: further arguments of `run_batch`.
+        ray: "ray" is true for a job on a Ray cluster; further arguments of `ray_batch`.
+        options: further arguments of `run_batch` or `ray_batch`; shard is "i/n".
 
     Returns:
         The exit code.
@@ -34,11 +38,15 @@ def run_and_report(
     Raises:
         JaxInferError: the job cannot begin or go on.
     """
-    options["engine"] = {**options["engine"], "show_progress": progress == "bar"}
+    if "shard" in options:
+        options["shard"] = parse_shard(options["shard"])
     try:
-        summary = run_batch(
-            source, output, model, shard=parse_shard(shard), progress=progress, **options
-        )
+        if on_ray(ray):
+            cluster = {name: value for name, value in ray.items() if name != "ray"}
+            summary = ray_batch(source, output, model, progress=progress, **cluster, **options)
+        else:
+            options["engine"] = {**options["engine"], "show_progress": progress == "bar"}
+            summary = run_batch(source, output, model, progress=progress, **options)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     if progress == "json":
@@ -46,6 +54,22 @@ def run_and_report(
     elif progress == "bar":
         print_summary(summary, Console(highlight=False))
     return summary.exit_code
+
+
+def on_ray(ray: Mapping[str, Any]) -> bool:
+    """Whether the job is for a Ray cluster.
+
+    Raises:
+        ConfigError: an option of a cluster without --ray.
+    """
+    if ray.get("ray"):
+        return True
+    for name, value in ray.items():
+        if name != "ray":
+            raise ConfigError(
+                f"{name}={value!r} is of a job on a Ray cluster; add --ray, or leave it out"
+            )
+    return False
 
 
 def print_summary(summary: BatchSummary, console: Console) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.checkpoint.source import resolve_source
+from jaxinfer.config.sampling_params import SamplingParams
 
 # Settings that change no token.
 NEUTRAL_SETTINGS = frozenset(
@@ -25,6 +26,8 @@ NEUTRAL_SETTINGS = frozenset(
         *("show_progress", "tokenizer"),  # of `LLM`; the tokenizer's files count with the model's
     )
 )
+# Parameters that may be given in several forms, and the field that has the one form of them.
+_ONE_FORM = {"stop": "stop_strings", "logit_bias": "bias_entries"}
 _WHOLE_BYTES = 32 * 2**20  # files up to here are read whole, larger ones in samples
 _SAMPLE_BYTES = 2**18
 _NUM_SAMPLES = 32
@@ -62,7 +65,9 @@ def job_fingerprint(
         others: further values that the outputs depend on.
     """
     kept = {name: settings[name] for name in settings if name not in NEUTRAL_SETTINGS}
-    facts = {"model": model, "settings": kept, "params": dict(params), **others}
+    checked = SamplingParams(**params)
+    asked = {name: getattr(checked, _ONE_FORM.get(name, name)) for name in params}
+    facts = _plain({"model": model, "settings": kept, "params": asked, **others})
     return _digest([json.dumps(facts, sort_keys=True, default=str)])[:12]
 
 
@@ -72,8 +77,18 @@ def engine_fingerprint(model: str, geometry: Any) -> str:
     Args:
         model: the fingerprint of the model. geometry: of the engine.
     """
-    names = ("weight_dtype", "activation_dtype", "kv_dtype", "attention_kernel", "max_model_len")
+    names = ("weight_dtype", "activation_dtype", "kv_dtype", "attention_kernel", "expert_kernel")
+    names += ("max_model_len",)
     return _digest([model, *(f"{name}={getattr(geometry, name, None)}" for name in names)])[:12]
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it, whole numbers as ints: 0 and 0.0 ask for the same."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _folder_files(folder: Path) -> list[Path]:

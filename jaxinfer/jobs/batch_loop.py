@@ -1,7 +1,7 @@
 """JOINT. Requests of a batch job through the engine: read ahead only as far as the engine needs.
 
-    input ──▶ shelf: sorted, so that prompts that begin alike run together ──▶ engine ──▶ results
-              (a few requests per slot, some megabytes at most)                (twice its slots)
+    input ──▶ shelf: prompts that begin alike are brought together ──▶ engine ──▶ results
+              (a few requests per slot, some megabytes at most)        (twice its slots)
 
 Knows the engine's `add`, `step` and `abort`; neither files nor JSON.
 """
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SHELF_BYTES = 16 * 2**20
 _SHELF_PER_SLOT = 4
 _AHEAD_PER_SLOT = 2
+_ALIKE_CHARACTERS = 128  # of prompts that share pages: about half a page, or more of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +44,11 @@ class Ready:
 class Shelf:
     """Requests that wait, given out so that those that begin alike follow one another.
 
-    In rounds: a round goes through the keys in order; what comes behind the round's place waits
-    for the next, so that nobody waits for more than a round. Example of a shelf of two: from
-    b, d, a, c come b, d (round one), a, c (round two).
+    Requests whose keys begin alike are a group. Groups come in the order of their first requests:
+    where nothing is alike nothing is reordered, which would only bring long answers to the end,
+    where slots run empty. Within a group it goes by the whole key, in rounds: what comes behind the
+    round's place waits for the next, so that nobody waits for more than a round. Example of a shelf
+    of three, whose groups are the letters: from z, b, a, b, a come z, b, b, a, a.
 
     Args:
         source: of requests. count: how many are held. is_sorted: False keeps the source's order.
@@ -55,10 +58,12 @@ class Shelf:
         self._source = source
         self._count = count
         self._is_sorted = is_sorted
-        self._heap: list[tuple[int, str, int, Ready]] = []
+        self._heap: list[tuple[int, int, str, int, Ready]] = []
+        self._groups: dict[str, _Group] = {}
+        self._last_group: str | None = None
         self._num_bytes = 0
         self._num_taken = 0
-        self._round, self._last_key = 0, ""
+        self._round, self._last_place, self._last_key = 0, 0, ""
         self._is_exhausted = False
 
     def take(self) -> Ready | None:
@@ -66,8 +71,9 @@ class Shelf:
         self._refill()
         if not self._heap:
             return None
-        self._round, self._last_key, _, ready = heapq.heappop(self._heap)
+        self._round, self._last_place, self._last_key, _, ready = heapq.heappop(self._heap)
         self._num_bytes -= ready.num_bytes
+        self._leave(self._group_key(ready))
         return ready
 
     def _refill(self) -> None:
@@ -78,11 +84,35 @@ class Shelf:
             if ready is None:
                 self._is_exhausted = True
                 return
-            key = ready.key if self._is_sorted else ""
-            its_round = self._round + (key < self._last_key)
-            heapq.heappush(self._heap, (its_round, key, self._num_taken, ready))
-            self._num_taken += 1
-            self._num_bytes += ready.num_bytes
+            self._put(ready)
+
+    def _put(self, ready: Ready) -> None:
+        group = self._groups.setdefault(self._group_key(ready), _Group(place=self._num_taken))
+        group.num_held += 1
+        key = ready.key if self._is_sorted else ""
+        its_round = self._round + ((group.place, key) < (self._last_place, self._last_key))
+        heapq.heappush(self._heap, (its_round, group.place, key, self._num_taken, ready))
+        self._num_taken += 1
+        self._num_bytes += ready.num_bytes
+
+    def _leave(self, group: str) -> None:
+        """A request of the group is given out; a group keeps its place while it is the last one."""
+        self._groups[group].num_held -= 1
+        if group != self._last_group:
+            if self._last_group is not None and not self._groups[self._last_group].num_held:
+                del self._groups[self._last_group]
+            self._last_group = group
+
+    def _group_key(self, ready: Ready) -> str:
+        return ready.key[:_ALIKE_CHARACTERS] if self._is_sorted else ""
+
+
+@dataclass(slots=True)
+class _Group:
+    """place: when its first request came. num_held: requests on the shelf."""
+
+    place: int
+    num_held: int = 0
 
 
 @dataclass(slots=True)

@@ -10,14 +10,15 @@ import json
 import math
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from typing import Any, Literal
 
 from jaxinfer.engine.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxinfer.jobs.batch_request import LineError, LineRequest
 
-Extra = Literal["token_ids", "seed", "fingerprint"]
+Extra = Literal["token_ids", "seed", "fingerprint", "metrics"]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-EXTRAS: tuple[Extra, ...] = ("token_ids", "seed", "fingerprint")
+EXTRAS: tuple[Extra, ...] = ("token_ids", "seed", "fingerprint", "metrics")
 
 
 class LineWriter:
@@ -94,6 +95,8 @@ class LineWriter:
         }
         if "token_ids" in self._include:
             body["prompt_token_ids"] = output.prompt_token_ids
+        if "metrics" in self._include:
+            body["metrics"] = asdict(output.metrics)
         return body
 
     def _ending(self, one: CompletionOutput) -> dict[str, Any]:

@@ -22,7 +22,8 @@ class BatchSettings:
     model: the name that bodies carry; served_model_name: further names that lines may use.
     params: fields of `SamplingParams` for every line that does not set them.
     seed: from which lines without a seed get theirs.
-    include: what outputs carry beside OpenAI's fields: "token_ids", "seed", "fingerprint".
+    include: what outputs carry beside OpenAI's fields: "token_ids", "seed", "fingerprint",
+        "metrics".
     shard: (i, n): of every n lines the i-th, counted from 0; the output's name gets the numbers.
     ordered: the finished output is in the order of the input.
     force: an output of another model, other parameters or another input is brought up to date.

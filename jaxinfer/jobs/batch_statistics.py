@@ -5,7 +5,7 @@ Knows numbers that it is told; reads no clock.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,29 @@ _STEP = 1.02  # a bin reaches this far above its lower bound: percentiles are ri
 
 _TOTALS = ("prompt_tokens", "completion_tokens", "cached_tokens", "num_preemptions")
 _DISTRIBUTIONS = ("ttft_s", "tpot_s", "e2e_s", "queue_s", "prompt_len", "completion_len")
+
+# What a summary has of an engine's metrics, and which of them are the highest of several engines.
+_ENGINE_FACTS = (
+    *("model_load_seconds", "compile_seconds", "num_compiles", "num_programs"),
+    *("kv_cache_usage_peak_perc", "prefix_cache_queries", "prefix_cache_hits"),
+    *("num_preemptions", "prefill_seconds", "decode_seconds", "spec_decode_num_draft_tokens"),
+    *("spec_decode_num_accepted_tokens",),
+)
+_HIGHEST = ("kv_cache_usage_peak_perc", "num_programs")
+
+
+def engine_facts(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What a summary has of an engine's metrics."""
+    return {name: metrics[name] for name in _ENGINE_FACTS if name in metrics}
+
+
+def joined_facts(engines: Collection[Mapping[str, float]]) -> dict[str, float]:
+    """Facts of several engines as one: sums, and of what is no sum the highest."""
+    known = [name for name in _ENGINE_FACTS if any(name in one for one in engines)]
+    return {
+        name: (max if name in _HIGHEST else sum)([one.get(name, 0.0) for one in engines])
+        for name in known
+    }
 
 
 class Distribution:

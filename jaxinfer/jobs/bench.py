@@ -6,7 +6,7 @@ Knows the engine's `add` and `step`; the requests are `bench_workload`'s.
 import json
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from jaxinfer.llm import LLM
 
 _MAX_LATENCY_REQUESTS = 8
+_DRAFT_ROWS = (
+    ("drafted tokens", "num_draft_tokens", 0),
+    ("acceptance rate", "acceptance_rate", 3),
+    ("mean acceptance length", "mean_acceptance_length", 2),
+    ("drafting s", "draft_seconds", 2),
+    ("verifying s", "verify_seconds", 2),
+    ("estimated gain", "estimated_gain", 2),
+)
 
 
 def run_bench(
@@ -74,7 +82,7 @@ def run_bench(
 def _measure(llm: "LLM", requests: Sequence[BenchRequest], concurrency: int) -> dict[str, Any]:
     """Serves the requests, `concurrency` at once, with an empty prefix cache."""
     llm.reset_prefix_cache()
-    prompts = PromptMaker(llm)
+    before, prompts = llm.get_metrics(), PromptMaker(llm)
     waiting, running = deque(requests), dict[str, "Task"]()
     statistics, start = Statistics(), time.perf_counter()
     try:
@@ -92,7 +100,30 @@ def _measure(llm: "LLM", requests: Sequence[BenchRequest], concurrency: int) -> 
     except BaseException:
         llm.engine.reset()
         raise
-    return {**statistics.summary(seconds), "requests_per_s": len(requests) / seconds}
+    return {
+        **statistics.summary(seconds),
+        "requests_per_s": len(requests) / seconds,
+        "speculation": _speculation(before, llm.get_metrics()),
+    }
+
+
+def _speculation(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """What was drafted between two snapshots; empty where nothing was."""
+
+    def made(name: str) -> float:
+        return after.get(f"spec_decode_{name}", 0.0) - before.get(f"spec_decode_{name}", 0.0)
+
+    if not made("num_drafts"):
+        return {}
+    return {
+        "num_draft_tokens": made("num_draft_tokens"),
+        "num_accepted_tokens": made("num_accepted_tokens"),
+        "acceptance_rate": made("num_accepted_tokens") / made("num_draft_tokens"),
+        "mean_acceptance_length": 1 + made("num_accepted_tokens") / made("num_drafts"),
+        "draft_seconds": made("draft_seconds"),
+        "verify_seconds": made("verify_seconds"),
+        "estimated_gain": after["spec_decode_estimated_gain"],
+    }
 
 
 def _add(llm: "LLM", request: BenchRequest, prompts: PromptMaker) -> "Task":
@@ -138,4 +169,8 @@ def _rows(*measured: dict[str, Any]) -> list[tuple[str, ...]]:
         for part in ("p50", "p99"):
             shown = (f"{1000 * one[key][part]:,.1f}" if one[key] else "–" for one in measured)
             rows.append((f"{name} {part} ms", *shown))
+    drafted = [one.get("speculation", {}) for one in measured]
+    for name, key, digits in _DRAFT_ROWS if any(drafted) else ():
+        shown = (f"{one[key]:,.{digits}f}" if one else "–" for one in drafted)
+        rows.append((name, *shown))
     return rows

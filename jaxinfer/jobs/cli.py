@@ -3,6 +3,7 @@
 Knows no model and imports no jax until a command needs it.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from jaxinfer.jobs.options import (
     ENGINE_OPTIONS,
     JOB_OPTIONS,
     LINE_OPTIONS,
+    RAY_OPTIONS,
     SAMPLING_OPTIONS,
     make_sampling_params,
     sampling_fields,
@@ -123,7 +125,7 @@ def chat(
 
 
 @app.command()
-@with_options(job=JOB_OPTIONS, sampling=LINE_OPTIONS, engine=ENGINE_OPTIONS)
+@with_options(job=JOB_OPTIONS, ray=RAY_OPTIONS, sampling=LINE_OPTIONS, engine=ENGINE_OPTIONS)
 def batch(
     source: Annotated[
         str,
@@ -132,6 +134,7 @@ def batch(
         ),
     ],
     job: dict[str, Any],
+    ray: dict[str, Any],
     sampling: dict[str, Any],
     engine: dict[str, Any],
     output: Annotated[Path, typer.Option("--output", "-o", help="File of results.")],
@@ -144,7 +147,7 @@ def batch(
     from jaxinfer.jobs.batch_command import run_and_report
 
     params = sampling_fields(sampling)
-    code = run_and_report(source, output, model, params=params, engine=engine, **job)
+    code = run_and_report(source, output, model, ray=ray, params=params, engine=engine, **job)
     if code:
         raise typer.Exit(code)
 
@@ -156,6 +159,30 @@ def info(model: Model, engine: dict[str, Any], as_json: AsJson = False) -> None:
     from jaxinfer.jobs.info import describe_model, print_info
 
     print_info(describe_model(model, **engine), as_json=as_json, console=Console(highlight=False))
+
+
+@app.command()
+@with_options(engine=ENGINE_OPTIONS)
+def plan(
+    model: Annotated[str, typer.Argument(help="config.json, its folder, .gguf file or demo name.")],
+    engine: dict[str, Any],
+    target: Annotated[str, typer.Option(help="The GPU: h200, h100, b200 or a100.")] = "h200",
+    no_compile: Annotated[
+        bool, typer.Option("--no-compile", help="Memory and the decode floor only.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Plan an engine for a GPU that is not here: memory, programs, kernels, the decode floor.
+
+    Needs no weights, only config.json. Exits with 1 where it does not fit.
+    """
+    from jaxinfer.jobs.plan_command import plan_and_report
+
+    compile_programs = not no_compile
+    if not plan_and_report(
+        model, target, engine, compile_programs=compile_programs, as_json=as_json
+    ):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -203,6 +230,9 @@ def demo(
 
 def main() -> None:
     """Entry point of the `jaxinfer` console script."""
+    # Without an NVIDIA device an installed CUDA plugin prints a traceback before jax takes the CPU.
+    if not Path("/dev/nvidia0").exists():
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     app(prog_name="jaxinfer")
 
 

@@ -50,7 +50,8 @@ def describe_model(model: str, **engine_options: Any) -> ModelInfo:
     """
     ask = engine_config(**engine_options)
     from jaxinfer.checkpoint.checkpoint import open_checkpoint
-    from jaxinfer.engine.build import decide_geometry, find_device, storage_for
+    from jaxinfer.engine.build import decide_geometry, storage_for
+    from jaxinfer.engine.device import find_device
 
     checkpoint = open_checkpoint(model)
     device, plan, obstacle = find_device(), {}, None
@@ -93,6 +94,7 @@ def describe_config(config: ModelConfig) -> Section:
         "kv_heads": config.num_kv_heads,
         "head_size": config.head_dim,
         "mlp_width": config.mlp_size,
+        "experts": _describe_experts(config),
         "vocabulary": config.vocab_size,
         "tied_embeddings": config.tie_embeddings,
         "rope": ", ".join(
@@ -102,6 +104,14 @@ def describe_config(config: ModelConfig) -> Section:
         "window_layers": sum(window > 0 for window in config.windows),
         "window_tokens": ", ".join(map(str, windows)) or None,
     }
+
+
+def _describe_experts(config: ModelConfig) -> str | None:
+    if config.experts is None:
+        return None
+    one = config.experts
+    where = f"{sum(one.is_sparse)} of {config.num_layers} layers"
+    return f"{one.num_chosen} of {one.num_experts}, width {one.mlp_size}, in {where}"
 
 
 def describe_device(device: Device) -> Section:

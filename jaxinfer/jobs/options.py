@@ -60,7 +60,10 @@ JOB_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
     {
         "seed": (int, "Lines without a seed get theirs from it and their id; 0."),
         "served_model_name": (list[str], "A name that lines call the model by (may be repeated)."),
-        "include": (list[str], "In results: token_ids, seed or fingerprint (may be repeated)."),
+        "include": (
+            list[str],
+            "In results: token_ids, seed, fingerprint, metrics (may be repeated).",
+        ),
         "ordered": (bool, "Sort the finished output by the input."),
         "shard": (str, "i/n: every n-th line from the i-th, counted from 0."),
         "force": (bool, "Drop results whose line, model or parameters changed, and run them."),
@@ -68,6 +71,16 @@ JOB_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "max_line_bytes": (int, "A longer line is an error line; 4 MiB."),
         "progress": (str, "bar, json (lines on standard output) or none."),
         "metrics_port": (int, "Serve metrics for Prometheus there."),
+    }
+)
+# On a Ray cluster: arguments of `ray_batch`, and whether there is to be one.
+RAY_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
+    {
+        "ray": (bool, "Run on the Ray cluster at hand, or on this machine; --output is a folder."),
+        "num_engines": (int, "Engines, one an actor; 1."),
+        "gpus_per_engine": (float, "GPUs of each, a part of one too; 0."),
+        "cpus_per_engine": (float, "CPU cores of each; 1."),
+        "part_lines": (int, "Lines that an engine is handed at once; 512."),
     }
 )
 # All fields of EngineConfig but the seed: --seed is the request's.
@@ -102,8 +115,11 @@ ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "logprobs_mode": (str, "Log-probabilities: raw or processed."),
         "max_logprobs": (int, "The most that a request may ask for."),
         "use_generation_config": (bool, "Sampling defaults from generation_config.json."),
-        "speculative_config": (dict, """How tokens are drafted, as JSON: '{"method": "ngram"}'."""),
-        "kernels": (str, "Implementation of the ops: auto or reference."),
+        "speculative_config": (
+            dict,
+            """How tokens are drafted, as JSON: '{"method": "ngram"}', '{"model": "PATH"}'.""",
+        ),
+        "kernels": (str, "Implementation of the ops: auto, reference, mosaic or simulated."),
         "strict": (bool, "A failing request ends the command."),
         "compilation_cache_dir": (str, "Where compiled programs are kept; auto by default."),
         "trace": (str, "A file that gets a timeline of the host loop."),

@@ -1,175 +1,319 @@
 """JOINT. What an engine would be on a GPU that is not here: every program compiled for it.
 
 Works from config.json alone. Knows how to ask the engine's own planning and compiling, and how to
-read what comes out; decides nothing itself.
+read what comes out; decides nothing itself. The compiler is told by an environment variable where
+to write: in a process of its own (`plan_process`) nobody else sees that.
 """
 
-import os
+import functools
 import re
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.config.engine_config import engine_config
-from jaxinfer.config.geometry import Device, Geometry, cache_bytes, kv_token_bytes
+from jaxinfer.config.engine_config import EngineConfig, engine_config
+from jaxinfer.config.geometry import (
+    NOTHING_PACKED,
+    Device,
+    Geometry,
+    PackedShare,
+    cache_bytes,
+)
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.targets import GpuTarget, gpu_target
+from jaxinfer.errors import CheckpointError, UnsupportedError
+from jaxinfer.jobs.hlo_text import Traffic, count_traffic, parse_program
+from jaxinfer.jobs.kernel_report import dumped_kernels, read_kernels
+from jaxinfer.jobs.plan_records import (
+    RESERVED_BYTES,
+    KernelPlan,
+    ProgramPlan,
+    TargetPlan,
+    decode_loads,
+)
 
-# Of the device memory, what the driver and the runtime keep for themselves.
-_RESERVED_BYTES = 1 << 30
-_DUMP_FOLDER = "MOSAIC_GPU_DUMP_TO"  # read by the compiler, for as long as it runs
+_WITHOUT_ARGUMENTS = "init_step"
+_KERNEL_LINE = re.compile(r"^( *)\d+: (k\w+)")
 
-_WITHOUT_PLACE = ("init_step", "seat_step", "copy_step", "swap_out_step", "swap_in_step")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramPlan:
-    """One program as compiled for the target.
-
-    kernels_a_layer: launches in the second layer (the first may differ); 0 without layers.
-    """
-
-    name: str
-    temporary_bytes: int
-    aliased_bytes: int
-    kernels_a_layer: int
+# What happens while a plan is made: (programs done, programs in all, name of the next).
+Report = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelPlan:
-    """One kernel that was written for the GPU: what its assembler said, for one block."""
+class PlannedEngine:
+    """What would run: the model, what was decided for it, and its parameters' shapes."""
 
-    name: str
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetPlan:
-    """An engine on the target. spare_bytes: below 0, what does not fit."""
-
-    target: GpuTarget
+    config: ModelConfig
     geometry: Geometry
-    weights_bytes: int
-    cache_bytes: int
-    temporary_bytes: int
-    compile_seconds: float
-    programs: tuple[ProgramPlan, ...]
-    kernels: tuple[KernelPlan, ...]
-
-    @property
-    def spare_bytes(self) -> int:
-        needed = self.weights_bytes + self.cache_bytes + self.temporary_bytes
-        return self.target.memory_bytes - _RESERVED_BYTES - needed
+    params: Any
+    weights: str
 
 
-def plan_target(folder: Path, target_name: str, **engine_options: Any) -> TargetPlan:
+def plan_target(
+    model: str | Path,
+    target_name: str,
+    *,
+    compile_programs: bool = True,
+    report: Report = lambda done, total, name: None,
+    **engine_options: Any,
+) -> TargetPlan:
     """Plans the engine for the target and compiles every program of it.
 
     Args:
-        folder: with a config.json; weights need not be there.
+        model: config.json or a folder with one (weights need not be there), a GGUF file, or a demo
+            name.
         target_name: a name of `config/targets.py`.
+        compile_programs: without it, only what arithmetic gives: memory and the decode floor.
+        report: is told before each program.
         engine_options: as for `LLM`.
 
     Raises:
         ConfigError, CheckpointError, CapacityError: as an engine's start.
-        UnsupportedError: the aot extra is not installed.
+        UnsupportedError: the aot extra is not installed; a quantized checkpoint without its files.
     """
-    from jaxinfer.checkpoint.hf_config import read_hf_config
-    from jaxinfer.checkpoint.load import abstract_params
-    from jaxinfer.runner.programs import compile_programs
-    from jaxinfer.runner.target import place_on_target
-
-    target = gpu_target(target_name)
-    config, architecture, _ = read_hf_config(folder)
-    geometry = target_geometry(config, target, **engine_options)
-    params = abstract_params(config, architecture, geometry.weight_dtype)
-    start = time.perf_counter()
-    with _dumped_kernels() as dumps:
-        compiled = compile_programs(place_on_target(target, params), config, geometry)
-        kernels = tuple(_kernel_plan(path) for path in sorted(dumps.glob("*.ptxas")))
-    # Only what takes parameters has a place on the target; the chores beside it are tiny.
-    steps = {name: one for name, one in compiled.named().items() if name not in _WITHOUT_PLACE}
-    programs = tuple(_program_plan(name, one) for name, one in steps.items())
-    return TargetPlan(
-        target=target,
-        geometry=geometry,
-        weights_bytes=_num_bytes(params),
-        cache_bytes=cache_bytes(config, geometry),
-        temporary_bytes=max(one.temporary_bytes for one in programs),
-        compile_seconds=time.perf_counter() - start,
-        programs=programs,
-        kernels=kernels,
-    )
+    target, ask = gpu_target(target_name), engine_config(**engine_options)
+    if ask.speculative_config and ask.speculative_config.has_model:
+        raise UnsupportedError(
+            f"speculative_config method={ask.speculative_config.method!r}: a plan does not count a "
+            "model that drafts; plan with method 'ngram', or without drafts"
+        )
+    if compile_programs:
+        _refuse_without_compiler(target)
+    engine = decide_engine(model, ask, target)
+    programs, kernels = (), ()
+    if compile_programs:
+        programs, kernels = _compile(engine, target, report)
+    return _plan(str(model), engine, target, programs, kernels)
 
 
-def target_geometry(config: ModelConfig, target: GpuTarget, **engine_options: Any) -> Geometry:
+def target_geometry(
+    config: ModelConfig,
+    target: GpuTarget,
+    *,
+    packed: PackedShare = NOTHING_PACKED,
+    **engine_options: Any,
+) -> Geometry:
     """What an engine would decide on the target, its kernels included."""
     from jaxinfer.engine.build import decide_geometry
     from pallas_kernels.dispatch import Platform
 
-    device = Device(platform="gpu", free_bytes=target.memory_bytes - _RESERVED_BYTES)
     platform = Platform(kind="gpu", compute_capability=target.compute_capability)
-    return decide_geometry(engine_config(**engine_options), config, device, platform=platform)
+    ask = engine_config(**engine_options)
+    return decide_geometry(ask, config, _device(target), packed, platform=platform)
 
 
-def decode_floor_s(
-    plan: TargetPlan, config: ModelConfig, num_rows: int, context_tokens: int
-) -> float:
-    """The least time of a decode step: what it must read once, at the memory's bandwidth.
-
-    Args:
-        num_rows: requests in the step.
-        context_tokens: of each of them.
-    """
-    token = kv_token_bytes(config, plan.geometry.page_kinds) * config.num_layers
-    live = num_rows * context_tokens * token
-    return (plan.weights_bytes + live) / plan.target.bandwidth_bytes_per_s
+def _device(target: GpuTarget) -> Device:
+    return Device(platform="gpu", free_bytes=target.memory_bytes - RESERVED_BYTES)
 
 
-@contextmanager
-def _dumped_kernels() -> Iterator[Path]:
-    """A folder into which the compiler writes what it says of each kernel."""
-    before = os.environ.get(_DUMP_FOLDER)
+def _refuse_without_compiler(target: GpuTarget) -> None:
+    from jaxinfer.runner import target as target_module
+
+    if reason := target_module.missing_compiler():
+        raise target_module.missing_compiler_error(target, reason)
+
+
+def decide_engine(model: str | Path, ask: EngineConfig, target: GpuTarget) -> PlannedEngine:
+    from jaxinfer.checkpoint.load import abstract_params
+    from jaxinfer.engine.build import decide_geometry, kernels_of_weights
+    from pallas_kernels.dispatch import Platform
+
+    config, architecture, storage = _storage(model, ask, target)
+    platform = Platform(kind="gpu", compute_capability=target.compute_capability)
+    geometry = decide_geometry(ask, config, _device(target), storage.share, platform=platform)
+    params = abstract_params(
+        config,
+        architecture,
+        geometry.weight_dtype,
+        storage.packed,
+        round_inputs=storage.round_inputs,
+    )
+    params = kernels_of_weights(params, ask, geometry, platform)
+    kept = f"{len(storage.packed)} matrices packed" if storage.packed else geometry.weight_dtype
+    return PlannedEngine(config=config, geometry=geometry, params=params, weights=kept)
+
+
+def _storage(model: str | Path, ask: EngineConfig, target: GpuTarget) -> tuple[Any, Any, Any]:
+    """Config, architecture and how its parameters are kept, with or without the weights' files."""
+    from jaxinfer.checkpoint.checkpoint import open_checkpoint
+    from jaxinfer.checkpoint.storage import storage_without_weights
+    from jaxinfer.config.quantization import quantization_from
+    from jaxinfer.engine.build import storage_for
+
+    folder = _folder_without_weights(Path(model).expanduser())
+    if folder is None:
+        checkpoint = open_checkpoint(model)
+        storage = storage_for(ask, checkpoint, _device(target))
+        return checkpoint.config, checkpoint.architecture, storage
+    config, architecture = _float_config(folder, ask)
+    storage = storage_without_weights(
+        config,
+        architecture,
+        weights=ask.weights,
+        quantization=quantization_from(ask.quantization),
+        platform="gpu",
+    )
+    return config, architecture, storage
+
+
+def _folder_without_weights(path: Path) -> Path | None:
+    """The folder of a config.json that has no weights beside it, else None."""
+    folder = path.parent if path.name == "config.json" else path
+    if not (folder / "config.json").is_file():
+        return None
+    return None if any(folder.glob("*.safetensors")) else folder
+
+
+def _float_config(folder: Path, ask: EngineConfig) -> tuple[Any, Any]:
+    from jaxinfer.checkpoint.hf_config import read_hf_config
+
+    config, architecture, raw = read_hf_config(folder)
+    for key in ("quantization_config", "compression_config"):
+        if raw.get(key):
+            raise UnsupportedError(
+                f"{folder / 'config.json'} has {key}: how a quantized checkpoint is stored is read "
+                "from its files; put its weights beside it, or plan the float model with "
+                "quantization set"
+            )
+    if ask.activations == "checkpoint":
+        raise CheckpointError(
+            f"activations='checkpoint': {folder} holds no weights that would say how inputs are "
+            "rounded; leave it out, or put the weights there"
+        )
+    return config, architecture
+
+
+def _compile(
+    engine: PlannedEngine, target: GpuTarget, report: Report
+) -> tuple[tuple[ProgramPlan, ...], tuple[KernelPlan, ...]]:
+    from jaxinfer.runner.programs import program_sources
+    from jaxinfer.runner.target import place_on_target
+
+    sources = program_sources(engine.params, engine.config, engine.geometry)
+    del sources[_WITHOUT_ARGUMENTS]  # it has no place to be compiled for
+    with dumped_kernels() as dumps, ThreadPoolExecutor(max_workers=1) as compiler:
+        futures = []
+        for number, (name, source) in enumerate(sources.items()):
+            start = time.perf_counter()
+            placed = replace(source, arguments=place_on_target(target, source.arguments))
+            lowered = placed.lower()  # this one, while another compiles the last
+            seconds = time.perf_counter() - start
+            told = functools.partial(report, number, len(sources), name)
+            futures.append(compiler.submit(_program_plan, name, lowered, seconds, engine, told))
+        programs = tuple(future.result() for future in futures)
+        kernels = set(read_kernels(dumps))
+    report(len(sources), len(sources), "")
+    return programs, tuple(sorted(kernels, key=lambda one: (one.name, one.registers)))
+
+
+def _program_plan(
+    name: str, lowered: Any, seconds: float, engine: PlannedEngine, tell: Callable[[], None]
+) -> ProgramPlan:
+    """seconds: that lowering took."""
+    tell()
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        os.environ[_DUMP_FOLDER] = folder
-        try:
-            yield Path(folder)
-        finally:
-            del os.environ[_DUMP_FOLDER]
-            if before is not None:
-                os.environ[_DUMP_FOLDER] = before
-
-
-def _kernel_plan(path: Path) -> KernelPlan:
-    said = path.read_text(encoding="utf-8")
-    passes = path.with_suffix(".mlir-passes.log")
-    with passes.open(encoding="utf-8", errors="replace") as lines:
-        sizes = (re.search(r"dynamic_shared_memory_size %c(\d+)", line) for line in lines)
-        shared = next((int(match.group(1)) for match in sizes if match), 0)
-    name = re.findall(r"Compiling entry function '(\w+?)(?:_mosaic_gpu_kernel)?'", said)
-    return KernelPlan(
-        name=name[0],
-        registers=int(re.findall(r"Used (\d+) registers", said)[0]),
-        spill_bytes=sum(map(int, re.findall(r"(\d+) bytes spill", said))),
-        shared_bytes=shared,
+        executable = lowered.compile(compiler_options={"xla_dump_to": folder})
+        seconds += time.perf_counter() - start
+        thunks = sorted(Path(folder).glob("*thunk_sequence*"))  # the last with command buffers
+        kernels, recorded = count_kernels(thunks[-1].read_text("utf-8") if thunks else "")
+    memory, program = executable.memory_analysis(), parse_program(executable.as_text())
+    shapes = page_shapes(engine)
+    traffic = count_traffic(program, lambda array: array.dims in shapes)
+    return ProgramPlan(
+        name=name,
+        compile_seconds=seconds,
+        temporary_bytes=memory.temp_size_in_bytes,
+        aliased_bytes=memory.alias_size_in_bytes,
+        kernels=kernels,
+        recorded_kernels=recorded,
+        kernels_a_layer=program.kernels_of_layer(1),
+        moved_bytes=traffic.num_bytes,
+        page_reads=token_bytes_by_layer(traffic),
     )
 
 
-def _program_plan(name: str, program: Any) -> ProgramPlan:
-    memory, text = program.memory_analysis(), program.as_text()
-    entry = text[text.find("\nENTRY ") :]
-    lines = [line for line in entry.splitlines() if "/layer_1/" in line]
-    return ProgramPlan(
-        name=name,
-        temporary_bytes=memory.temp_size_in_bytes,
-        aliased_bytes=memory.alias_size_in_bytes,
-        kernels_a_layer=sum(1 for line in lines if re.search(r" (fusion|custom-call)\(", line)),
+def count_kernels(thunks: str) -> tuple[int, int]:
+    """Launches of one run, and those of them inside command buffers; branches are left out.
+
+    Example, indented as the compiler does: a command buffer with two kernels, then a condition
+    whose branch has one, then a kernel: 3 launches, 2 of them recorded.
+    """
+    kernels = recorded = 0
+    open_at, is_recorded = None, False  # indentation of the block that the line may lie in
+    for line in thunks.splitlines():
+        if not (found := _KERNEL_LINE.match(line)):
+            continue
+        depth, kind = len(found[1]), found[2]
+        if open_at is not None and depth > open_at:
+            kernels, recorded = kernels + is_recorded, recorded + is_recorded
+            continue
+        open_at = depth if kind in ("kCommandBuffer", "kConditional", "kWhile") else None
+        is_recorded = kind == "kCommandBuffer"
+        kernels += open_at is None
+    return kernels, recorded
+
+
+def page_shapes(engine: PlannedEngine) -> set[tuple[int, ...]]:
+    """Of the arrays that are read through the page table: codes, and scales of tokens."""
+    import jax
+
+    from jaxinfer.cache import abstract_cache
+
+    cache = abstract_cache(engine.config, engine.geometry)
+    return {leaf.shape for leaf in jax.tree.leaves(cache) if len(leaf.shape) >= 3}
+
+
+def token_bytes_by_layer(traffic: Traffic) -> dict[str, int]:
+    """Bytes that a program reads of each cached token, in the page arrays of each layer.
+
+    Example: bfloat16 pages [P, 8, S, 128] of keys and of values: 8 · 128 · 2 of each, 4096.
+    """
+    found: dict[str, int] = {}
+    for layer, array in traffic.page_reads:
+        tokens = array.dims[0] * array.dims[2]  # [P, K, S, ...]
+        found[str(layer)] = found.get(str(layer), 0) + array.num_bytes // tokens
+    return found
+
+
+def _plan(
+    model: str,
+    engine: PlannedEngine,
+    target: GpuTarget,
+    programs: tuple[ProgramPlan, ...],
+    kernels: tuple[KernelPlan, ...],
+) -> TargetPlan:
+    from jaxinfer.sampling.slot_state import abstract_loop_state
+
+    config, geometry = engine.config, engine.geometry
+    weights = _num_bytes(engine.params)
+    read = weights
+    if not config.tie_embeddings:
+        read -= _num_bytes(engine.params["embedding"])
+    decode = [one for one in programs if one.name.startswith("decode_step")]
+    return TargetPlan(
+        model=model,
+        target=target.name,
+        description=target.description,
+        memory_bytes=target.memory_bytes,
+        bandwidth_bytes_per_s=target.bandwidth_bytes_per_s,
+        settings={k: v for k, v in asdict(geometry).items() if k != "layer_groups"},
+        weights=engine.weights,
+        weights_bytes=weights,
+        read_weights_bytes=read,
+        cache_bytes=cache_bytes(config, geometry),
+        cached_tokens=(geometry.num_pages[0] - 1) * geometry.page_tokens,
+        state_bytes=_num_bytes(abstract_loop_state(geometry.num_slots, config.vocab_size)),
+        temporary_bytes=max((one.temporary_bytes for one in programs), default=None),
+        decode=decode_loads(
+            config, geometry, read, target.bandwidth_bytes_per_s, decode[-1] if decode else None
+        ),
+        programs=programs,
+        kernels=kernels,
     )
 
 

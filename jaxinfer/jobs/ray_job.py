@@ -9,6 +9,7 @@ actor that died is replaced, is Ray's. Input, folder and model must be reachable
 """
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -27,7 +28,7 @@ from jaxinfer.jobs.batch_progress import Progress, ProgressReporter, measure_pro
 from jaxinfer.jobs.batch_request import decode_line
 from jaxinfer.jobs.batch_resume import resume
 from jaxinfer.jobs.batch_settings import BatchSettings, BatchSummary, params_of_every_line
-from jaxinfer.jobs.batch_statistics import Statistics
+from jaxinfer.jobs.batch_statistics import Statistics, joined_facts
 from jaxinfer.jobs.ray_worker import RESULT_COLUMNS, PartWorker, RowWorker, WorkerSetup, pack_lines
 
 PART_LINES = 512
@@ -55,9 +56,9 @@ def ray_batch(
     folder: str | Path,
     model: str | Path,
     *,
-    num_actors: int = 1,
-    num_gpus: float = 0,
-    num_cpus: float = 1,
+    num_engines: int = 1,
+    gpus_per_engine: float = 0,
+    cpus_per_engine: float = 1,
     part_lines: int = PART_LINES,
     params: SamplingParams | Mapping[str, Any] | None = None,
     engine: Mapping[str, Any] | None = None,
@@ -72,19 +73,22 @@ def ray_batch(
     Args:
         source: as of `run_batch`. folder: gets `part-….jsonl`, in the same form as `run_batch`'s.
         model: as of `run_batch`; every node must have it.
-        num_actors: engines. num_gpus, num_cpus: of each.
+        num_engines: one an actor. gpus_per_engine, cpus_per_engine: what Ray keeps for each.
         part_lines: lines that an engine is handed at once.
-        params, engine, include, served_model_name, settings: as of `run_batch`, but for `shard`,
-            `ordered` and `metrics_port`.
+        settings: as of `run_batch`, as are params, engine, include and served_model_name; but for
+            `shard`, `ordered` and `metrics_port`.
 
     Raises:
         ConfigError: ray is not installed. JaxInferError: the job cannot begin or go on.
     """
     ray_data = _import_ray()
+    _check_resources(num_engines, gpus_per_engine, cpus_per_engine)
     refused = sorted({"shard", "ordered", "metrics_port"} & set(settings))
     if refused:
         raise ConfigError(f"{refused[0]} has no meaning for ray_batch; leave it out")
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"output={str(folder)!r} is a file; on a cluster it must be a folder")
     folder.mkdir(parents=True, exist_ok=True)
     ask = BatchSettings(
         source=str(source),
@@ -98,8 +102,8 @@ def ray_batch(
     options = {"show_progress": False, **(engine or {})}
     check_options(options)
     job = _RayJob(ask, options, folder, model_fingerprint(model, options.get("tokenizer")))
-    actors = ray_data.ActorPoolStrategy(size=num_actors)
-    resources = {"num_gpus": num_gpus, "num_cpus": num_cpus, "compute": actors}
+    actors = ray_data.ActorPoolStrategy(size=num_engines)
+    resources = {"num_gpus": gpus_per_engine, "num_cpus": cpus_per_engine, "compute": actors}
     return job.run(ray_data, resources, part_lines)
 
 
@@ -107,9 +111,9 @@ def ray_map(
     dataset: Any,
     model: str | Path,
     *,
-    num_actors: int = 1,
-    num_gpus: float = 0,
-    num_cpus: float = 1,
+    num_engines: int = 1,
+    gpus_per_engine: float = 0,
+    cpus_per_engine: float = 1,
     batch_size: int = 256,
     params: SamplingParams | Mapping[str, Any] | None = None,
     engine: Mapping[str, Any] | None = None,
@@ -125,6 +129,7 @@ def ray_map(
         ConfigError: ray is not installed, or a column that would be overwritten.
     """
     ray_data = _import_ray()
+    _check_resources(num_engines, gpus_per_engine, cpus_per_engine)
     taken = set(RESULT_COLUMNS) & set(dataset.columns() or ())
     if taken:
         raise ConfigError(f"the dataset has a column {sorted(taken)[0]!r}; rename it")
@@ -138,9 +143,9 @@ def ray_map(
         },
         batch_format="pyarrow",
         batch_size=batch_size,
-        compute=ray_data.ActorPoolStrategy(size=num_actors),
-        num_gpus=num_gpus,
-        num_cpus=num_cpus,
+        compute=ray_data.ActorPoolStrategy(size=num_engines),
+        num_gpus=gpus_per_engine,
+        num_cpus=cpus_per_engine,
     )
 
 
@@ -155,6 +160,7 @@ class _RayJob:
         self._folder = folder
         self._model_digest = model_digest
         self._statistics = Statistics()
+        self._engines: dict[str, dict[str, float]] = {}  # by worker, as of its last part
         self._done = self._failed = self._total = self._before = 0
         self._start_s = time.perf_counter()
         self.fingerprint = job_fingerprint(
@@ -180,6 +186,7 @@ class _RayJob:
                     self._done += int(row["done"])
                     self._failed += int(row["failed"])
                     self._statistics.merge(json.loads(row["statistics"]))
+                    self._engines[str(row["worker"])] = json.loads(row["engine"])
                     reporter.tick()
         summary = self._summary()
         write_summary(summary)
@@ -219,11 +226,13 @@ class _RayJob:
         # A block a part: what is retried when an actor dies is a part, and any actor may take it.
         dataset = ray_data.from_items(items, override_num_blocks=len(items))
         dataset = dataset.map(lambda row: _read_part(row, limit))
-        return dataset.map(
-            PartWorker, fn_constructor_kwargs={"setup": setup}, **resources
-        ).iter_rows()
+        dataset = dataset.map(PartWorker, fn_constructor_kwargs={"setup": setup}, **resources)
+        dataset.context.enable_progress_bars = False  # the job has its own
+        return dataset.iter_rows()
 
     def _progress(self) -> Progress:
+        facts = joined_facts(self._engines.values())
+        peak = facts.get("kv_cache_usage_peak_perc", 0.0)  # between parts, nothing is in use
         return measure_progress(
             done=self._done,
             failed=self._failed,
@@ -232,7 +241,7 @@ class _RayJob:
             elapsed_s=time.perf_counter() - self._start_s,
             prompt_tokens=self._statistics.prompt_tokens,
             completion_tokens=self._statistics.completion_tokens,
-            metrics={},
+            metrics={**facts, "kv_cache_usage_perc": peak},
         )
 
     def _summary(self) -> BatchSummary:
@@ -244,7 +253,7 @@ class _RayJob:
             interrupted=False,
             fingerprint=self.fingerprint,
             run=self._statistics.summary(time.perf_counter() - self._start_s),
-            engine={},
+            engine=joined_facts(self._engines.values()),
         )
 
 
@@ -302,6 +311,15 @@ def _lines(
             yield line
         if line.position >= last:
             return
+
+
+def _check_resources(num_engines: int, gpus: float, cpus: float) -> None:
+    if isinstance(num_engines, bool) or not isinstance(num_engines, int) or num_engines < 1:
+        raise ConfigError(f"num_engines={num_engines!r} must be an int of at least 1")
+    for name, value in (("gpus_per_engine", gpus), ("cpus_per_engine", cpus)):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and 0 <= value < math.inf):
+            raise ConfigError(f"{name}={value!r} must be a number of at least 0")
 
 
 def _import_ray() -> Any:

@@ -5,6 +5,7 @@ Knows batch lines and output files; nothing of Ray, so that a part is run and te
 
 import hashlib
 import json
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields
@@ -27,6 +28,7 @@ from jaxinfer.jobs.batch_request import (
     sampling_params,
 )
 from jaxinfer.jobs.batch_settings import BatchSettings
+from jaxinfer.jobs.batch_statistics import engine_facts
 
 if TYPE_CHECKING:
     from jaxinfer.llm import LLM
@@ -60,6 +62,7 @@ class PartWorker:
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
         self._llm = setup.open_model()
+        self._name = uuid.uuid4().hex
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Runs the lines of a part that its file does not hold yet.
@@ -68,7 +71,8 @@ class PartWorker:
             row: "part" is the file's name, "lines" are `pack_lines`.
 
         Returns:
-            "done" and "failed" lines of the part, and "statistics" as JSON.
+            "done" and "failed" lines of the part, "statistics" of those that were run now as
+            JSON, and of this "worker" its "engine" facts so far, as JSON.
         """
         setup = self._setup
         path = setup.folder / str(row["part"])
@@ -97,6 +101,8 @@ class PartWorker:
             "done": runner.num_done + kept.count(False),
             "failed": runner.num_failed + kept.count(True),
             "statistics": json.dumps(runner.statistics.state()),
+            "worker": self._name,
+            "engine": json.dumps(engine_facts(self._llm.get_metrics())),
         }
 
 

@@ -1,5 +1,7 @@
 """DEV. `linear`: the one entry through which every weight matrix is applied."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -7,6 +9,7 @@ from jaxinfer.layers.rounded_inputs import round_inputs
 from jaxinfer.layers.weights import (
     BiasedWeight,
     BlockScaledWeight,
+    GroupedWeight,
     LinearWeight,
     Matrix,
     OffsetWeight,
@@ -53,17 +56,22 @@ def matmul(x: jax.Array, matrix: Matrix) -> jax.Array:
         case PermutedWeight(order=order, matrix=inner):
             return matmul(jnp.take(x, order, axis=-1, mode="clip"), inner)
         case QuantWeight():
-            return quant_matmul(x, matrix.codes, matrix.scales, group=matrix.group)
+            return _quant_matmul(x, matrix)
         case ZeroPointWeight():
-            return quant_matmul(
-                x, matrix.codes, matrix.scales, zeros=matrix.zeros, group=matrix.group
-            )
+            return _quant_matmul(x, matrix, zeros=matrix.zeros)
         case OffsetWeight():
-            return quant_matmul(
-                x, matrix.codes, matrix.scales, offsets=matrix.offsets, group=matrix.group
-            )
+            return _quant_matmul(x, matrix, offsets=matrix.offsets)
         case BlockScaledWeight():
-            return quant_matmul(
-                x, matrix.codes, matrix.scales, group=matrix.group, out_group=matrix.out_group
-            )
+            return _quant_matmul(x, matrix, out_group=matrix.out_group)
     return row_matmul(x, matrix)
+
+
+def _quant_matmul(x: jax.Array, matrix: GroupedWeight, **options: Any) -> jax.Array:
+    return quant_matmul(
+        x,
+        matrix.codes,
+        matrix.scales,
+        group=matrix.group,
+        implementation=matrix.kernel,  # type: ignore[arg-type]  # checked where it was decided
+        **options,
+    )

@@ -3,7 +3,8 @@
 A `Weight` or `BiasedWeight` is a linear layer; its matrix is a plain array or one of the packed
 records below. Behind `ModelConfig` a leaf of these records may be an array, a shape or a
 `models.spec.Leaf`: the structure is the same for all three, and a packed record takes the place of
-the leaf.
+the leaf. `kernel` of a packed record is the implementation of `quant_matmul` that multiplies with
+it (`matmul_kernels.with_kernels` decides it).
 """
 
 import jax
@@ -22,6 +23,7 @@ class QuantWeight:
     scales: jax.Array  # [ceil(in/group), out] f32, f16 or bf16, as the file has them
     bits: int = struct.field(pytree_node=False)  # of a stored code: 4 or 8
     group: int = struct.field(pytree_node=False)  # columns under one scale; the last may be short
+    kernel: str = struct.field(pytree_node=False, default="auto")
 
 
 @struct.dataclass
@@ -33,6 +35,7 @@ class ZeroPointWeight:
     zeros: jax.Array  # [ceil(in/group), out] i8
     bits: int = struct.field(pytree_node=False)
     group: int = struct.field(pytree_node=False)
+    kernel: str = struct.field(pytree_node=False, default="auto")
 
 
 @struct.dataclass
@@ -44,6 +47,7 @@ class OffsetWeight:
     offsets: jax.Array  # [ceil(in/group), out], dtype of the scales: what the lowest code means
     bits: int = struct.field(pytree_node=False)
     group: int = struct.field(pytree_node=False)
+    kernel: str = struct.field(pytree_node=False, default="auto")
 
 
 @struct.dataclass
@@ -55,6 +59,7 @@ class BlockScaledWeight:
     bits: int = struct.field(pytree_node=False)
     group: int = struct.field(pytree_node=False)  # columns of a block
     out_group: int = struct.field(pytree_node=False)  # rows of a block
+    kernel: str = struct.field(pytree_node=False, default="auto")
 
 
 GroupedWeight = QuantWeight | ZeroPointWeight | OffsetWeight | BlockScaledWeight

@@ -15,6 +15,7 @@ from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.layers.attention import paged_self_attention
 from jaxinfer.layers.linear import linear, matmul
 from jaxinfer.layers.mlp import gated_mlp
+from jaxinfer.layers.moe import moe
 from jaxinfer.layers.norm import rms_norm
 from jaxinfer.layers.rope import RopeTable, rope_table
 from pallas_kernels.paged_attention import Pages
@@ -38,7 +39,7 @@ def forward(
 
     Args:
         params: arrays in the structure of the architecture's leaves.
-        cache: pages of all layers.
+        cache: pages of all layers; those of further layers, which are not this model's, pass by.
         rows: tokens [B, Q].
 
     Returns:
@@ -48,7 +49,10 @@ def forward(
     """
     num_tokens = rows.tokens.shape[1]
     positions = rows.starts[:, None] + jnp.arange(num_tokens, dtype=jnp.int32)[None, :]
-    ropes = [rope_table(rope, positions, config.head_dim) for rope in config.ropes]
+    ropes = [
+        rope_table(rope, positions, config.head_dim, geometry.max_model_len)
+        for rope in config.ropes
+    ]
     slots = [
         page_slots(table, rows.starts, rows.lengths, num_tokens, geometry.page_tokens)
         for table in rows.tables
@@ -56,21 +60,23 @@ def forward(
     x = embed(params["embedding"], rows.tokens, config, geometry)
     keys, values = [], []
     for layer, weights in enumerate(params["layers"]):
+        rope = config.layer_ropes[layer]
         with jax.named_scope(f"layer_{layer}"):
             x, pages = _block(
                 x,
                 weights,
                 (cache.keys[layer], cache.values[layer]),
                 slots[geometry.layer_groups[layer]],
-                ropes[config.layer_ropes[layer]],
+                None if rope is None else ropes[rope],
                 config,
                 config.windows[layer],
                 geometry,
             )
         keys.append(pages[0])
         values.append(pages[1])
-    x = rms_norm(x, params["final_norm"], config.norm_eps)
-    return x, PagedKV(keys=tuple(keys), values=tuple(values))
+    x = rms_norm(x, params["final_norm"], config.norm_eps, geometry.norm_kernel)
+    beyond = len(keys)
+    return x, PagedKV(keys=(*keys, *cache.keys[beyond:]), values=(*values, *cache.values[beyond:]))
 
 
 def embed(
@@ -109,14 +115,13 @@ def _block(
     weights: dict,
     pages: tuple[Pages, Pages],
     slots: PageSlots,
-    rope: RopeTable,
+    rope: RopeTable | None,
     config: ModelConfig,
     window: int,
     geometry: Geometry,
 ) -> tuple[jax.Array, tuple[Pages, Pages]]:
-    normed = rms_norm(x, weights["attention_norm"], config.norm_eps)
     out, pages = paged_self_attention(
-        normed,
+        _in_norm(x, weights, "attention_norm", config, geometry),
         weights,
         pages,
         slots,
@@ -124,13 +129,38 @@ def _block(
         config=config,
         window=window,
         kernel=geometry.attention_kernel,
+        norm_kernel=geometry.norm_kernel,
     )
-    x = x + _out_norm(out, weights, "attention_out_norm", config).astype(x.dtype)
-    normed = rms_norm(x, weights["mlp_norm"], config.norm_eps)
-    out = gated_mlp(normed, weights, config.activation)
-    return x + _out_norm(out, weights, "mlp_out_norm", config).astype(x.dtype), pages
+    x = x + _out_norm(out, weights, "attention_out_norm", config, geometry).astype(x.dtype)
+    normed = _in_norm(x, weights, "mlp_norm", config, geometry)
+    out = _mlp(normed, weights, slots, config, geometry.expert_kernel)
+    return x + _out_norm(out, weights, "mlp_out_norm", config, geometry).astype(x.dtype), pages
 
 
-def _out_norm(out: jax.Array, weights: dict, name: str, config: ModelConfig) -> jax.Array:
+def _mlp(
+    x: jax.Array, weights: dict, slots: PageSlots, config: ModelConfig, kernel: str
+) -> jax.Array:
+    if "experts" not in weights:
+        return gated_mlp(x, weights, config.activation)
+    assert config.experts is not None
+    is_real = jnp.arange(x.shape[1], dtype=jnp.int32)[None, :] < slots.lengths[:, None]
+    options = {"experts": config.experts, "activation": config.activation, "kernel": kernel}
+    return moe(x, weights, is_real, **options)
+
+
+def _in_norm(
+    x: jax.Array, weights: dict, name: str, config: ModelConfig, geometry: Geometry
+) -> jax.Array:
+    """A norm on what a sublayer reads; x itself in a family that norms only what is added."""
+    if name not in weights:
+        return x
+    return rms_norm(x, weights[name], config.norm_eps, geometry.norm_kernel)
+
+
+def _out_norm(
+    out: jax.Array, weights: dict, name: str, config: ModelConfig, geometry: Geometry
+) -> jax.Array:
     """A norm on what a sublayer adds; its last product must not merge with that addition."""
-    return rounded(rms_norm(out, weights[name], config.norm_eps)) if name in weights else out
+    if name not in weights:
+        return out
+    return rounded(rms_norm(out, weights[name], config.norm_eps, geometry.norm_kernel))

@@ -22,6 +22,7 @@ from jaxinfer.runner.compile import ProgramSource, compile_side_by_side
 from jaxinfer.runner.steps import (
     copy_step,
     decode_step,
+    draft_step,
     head_step,
     prefill_step,
     seat_step,
@@ -41,12 +42,13 @@ from jaxinfer.sampling.slot_state import (
 class Programs:
     """Every executable of an engine; nothing is compiled after these.
 
-    prefill: by R. decode and verify: by W. small: the others by name ("head", "init", "seat",
-    "copy", and, where pages are swapped, "swap_out" and "swap_in").
+    prefill: by R. decode, draft and verify: by W. small: the others by name ("head", "init",
+    "seat", "copy", and, where pages are swapped, "swap_out" and "swap_in").
     """
 
     prefill: dict[int, Any]
     decode: dict[int, Any]
+    draft: dict[int, Any]
     verify: dict[int, Any]
     small: dict[str, Any]
 
@@ -55,17 +57,26 @@ class Programs:
         return (
             {f"prefill_step R={rows}": program for rows, program in self.prefill.items()}
             | {f"decode_step W={width}": program for width, program in self.decode.items()}
+            | {f"draft_step W={width}": program for width, program in self.draft.items()}
             | {f"verify_step W={width}": program for width, program in self.verify.items()}
             | {f"{name}_step": program for name, program in self.small.items()}
         )
 
 
 def compile_programs(
-    params: Any, config: ModelConfig, geometry: Geometry, *, show_progress: bool = False
+    params: Any,
+    config: ModelConfig,
+    geometry: Geometry,
+    draft: ModelConfig | None = None,
+    *,
+    show_progress: bool = False,
 ) -> Programs:
-    """Compiles every program for the shapes of `params` (arrays or shapes)."""
-    small = _small_sources(params, config, geometry)
-    steps = _step_sources(params, config, geometry)
+    """Compiles every program for the shapes of `params` (arrays or shapes).
+
+    draft: of the model that drafts, whose parameters are under "draft"; None without one.
+    """
+    small = _small_sources(params, config, geometry, draft)
+    steps = _step_sources(params, config, geometry, draft)
     sources = small | {f"{kind} {rows}": source for (kind, rows), source in steps.items()}
     compiled = compile_side_by_side(sources, show_progress=show_progress)
 
@@ -75,21 +86,40 @@ def compile_programs(
     return Programs(
         prefill=of_kind("prefill"),
         decode=of_kind("decode"),
+        draft=of_kind("draft"),
         verify=of_kind("verify"),
         small={name: compiled[name] for name in small},
     )
 
 
+def program_sources(
+    params: Any, config: ModelConfig, geometry: Geometry, draft: ModelConfig | None = None
+) -> dict[str, ProgramSource]:
+    """What `compile_programs` compiles, by the names of `Programs.named`."""
+    steps = _step_sources(params, config, geometry, draft)
+    small = _small_sources(params, config, geometry, draft)
+    return {
+        f"{kind}_step {'R' if kind == 'prefill' else 'W'}={rows}": source
+        for (kind, rows), source in steps.items()
+    } | {f"{name}_step": source for name, source in small.items()}
+
+
 def _step_sources(
-    params: Any, config: ModelConfig, geometry: Geometry
+    params: Any, config: ModelConfig, geometry: Geometry, draft: ModelConfig | None
 ) -> dict[tuple[str, int], ProgramSource]:
-    cache = abstract_cache(config, geometry)
+    cache = abstract_cache(config, geometry, draft)
     state = abstract_loop_state(geometry.num_slots, config.vocab_size)
-    static = {"config": config, "geometry": geometry}
+    static = {"config": config, "geometry": geometry, "draft": draft}
 
     def step(function: Any, batch: Any) -> ProgramSource:
         arguments = (params, cache, state, batch)
         return ProgramSource(function=function, arguments=arguments, donate=(1, 2), static=static)
+
+    def drafting(width: int) -> ProgramSource:
+        drafts = _ints(width, geometry.draft_tokens)
+        batch = abstract_verify_batch(geometry, width)
+        arguments = (params, cache, state, drafts, _ints(), batch)
+        return ProgramSource(function=draft_step, arguments=arguments, donate=(1,), static=static)
 
     prefill = {
         ("prefill", rows): step(prefill_step, abstract_prefill_batch(geometry, rows))
@@ -103,19 +133,22 @@ def _step_sources(
         ("verify", width): step(verify_step, abstract_verify_batch(geometry, width))
         for width in geometry.verify_widths
     }
-    return prefill | decode | verify
+    widths = geometry.verify_widths if draft is not None else ()
+    draft_steps = {("draft", width): drafting(width) for width in widths}
+    return prefill | decode | draft_steps | verify
 
 
 def _small_sources(
-    params: Any, config: ModelConfig, geometry: Geometry
+    params: Any, config: ModelConfig, geometry: Geometry, draft: ModelConfig | None
 ) -> dict[str, ProgramSource]:
-    cache = abstract_cache(config, geometry)
+    cache = abstract_cache(config, geometry, draft)
+    static = {"config": config, "geometry": geometry, "draft": draft}
     state = abstract_loop_state(geometry.num_slots, config.vocab_size)
     rows = (geometry.head_rows, config.hidden_size)
     hidden = jax.ShapeDtypeStruct(rows, jnp.dtype(geometry.activation_dtype))
     groups = _ints(len(geometry.group_windows))
     sources = {
-        "init": ProgramSource(function=_init_step, static={"config": config, "geometry": geometry}),
+        "init": ProgramSource(function=_init_step, static=static),
         "head": ProgramSource(
             function=head_step,
             arguments=(params, hidden, _ints(geometry.head_rows)),
@@ -148,9 +181,11 @@ def _swap_sources(cache: PagedKV, geometry: Geometry) -> dict[str, ProgramSource
     }
 
 
-def _init_step(config: ModelConfig, geometry: Geometry) -> tuple[PagedKV, LoopState]:
+def _init_step(
+    config: ModelConfig, geometry: Geometry, draft: ModelConfig | None
+) -> tuple[PagedKV, LoopState]:
     state = init_loop_state(geometry.num_slots, config.vocab_size)
-    return init_cache(config, geometry), state
+    return init_cache(config, geometry, draft), state
 
 
 def _ints(*shape: int) -> jax.ShapeDtypeStruct:

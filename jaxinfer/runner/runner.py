@@ -25,6 +25,7 @@ from jaxinfer.config.step_plan import (
     VerifyPlan,
     VerifyResult,
 )
+from jaxinfer.runner.batch import VerifyBatch
 from jaxinfer.runner.programs import Programs
 from jaxinfer.runner.staging import (
     stage_decode,
@@ -39,10 +40,14 @@ from jaxinfer.runner.staging import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """A step under way: what it draws, packed, and its hidden rows ([R, T, E] or [W, Q, E])."""
+    """A step under way: what it draws, packed, and its hidden rows ([R, T, E] or [W, Q, E]).
+
+    drafts: [W, J] i32 – of a step that verifies, drafted by the steps before it or known already.
+    """
 
     packed: jax.Array
     hidden: jax.Array
+    drafts: jax.Array | np.ndarray | None = None
 
 
 class Runner:
@@ -53,19 +58,40 @@ class Runner:
         self.programs = programs
         self.geometry = geometry
         self.cache, self.state = programs.small["init"]()
+        (self._device,) = self.state.recent.devices()
         self._swapped: dict[int, list[PagedKV]] = {}
 
     def launch(self, plan: Plan) -> Launched:
-        """Starts a step."""
+        """Starts a step; one that verifies has the steps before it that draft."""
+        drafts = None
         match plan:
             case PrefillPlan():
                 program, batch = self.programs.prefill[plan.tokens.shape[0]], stage_prefill(plan)
             case DecodePlan():
                 program, batch = self.programs.decode[plan.slots.size], stage_decode(plan)
             case VerifyPlan():
-                program, batch = self.programs.verify[plan.slots.size], stage_verify(plan)
+                program, batch = self.programs.verify[plan.slots.size], self._draft(plan)
+                drafts = batch.drafts
         self.cache, self.state, packed, hidden = program(self.params, self.cache, self.state, batch)
-        return Launched(packed=packed, hidden=hidden)
+        return Launched(packed=packed, hidden=hidden, drafts=drafts)
+
+    def _draft(self, plan: VerifyPlan) -> VerifyBatch:
+        """The batch of a verify step; drafts that the host does not know never come to it."""
+        batch = stage_verify(plan)
+        if not plan.num_draft_steps:
+            return batch
+        program = self.programs.draft[plan.slots.size]
+        batch = jax.device_put(batch, self._device)  # once, for all steps of the round
+        drafts = batch.drafts
+        for place in range(plan.num_draft_steps):
+            self.cache, drafts = program(
+                self.params, self.cache, self.state, drafts, np.int32(place), batch
+            )
+        return batch.replace(drafts=drafts)
+
+    def wait_for_drafts(self, launched: Launched) -> None:
+        """Returns once a step's drafts are there: nothing is transferred."""
+        jax.block_until_ready(launched.drafts)
 
     def read(self, launched: Launched) -> StepResult | VerifyResult:
         """What a step drew, once it is done: the one transfer from the device."""
@@ -112,8 +138,7 @@ class Runner:
         """Puts tokens [B] i32 into the loop state, in place of drawn ones (teacher forcing)."""
         recent = np.asarray(self.state.recent).copy()
         recent[:, -1] = tokens
-        (device,) = self.state.recent.devices()
-        self.state = self.state.replace(recent=jax.device_put(recent, device))
+        self.state = self.state.replace(recent=jax.device_put(recent, self._device))
 
     def revive(self) -> None:
         """Makes cache and loop state anew if a step that was interrupted took them along."""

@@ -43,7 +43,8 @@ def stage_decode(plan: DecodePlan) -> DecodeBatch:
 
 def stage_verify(plan: VerifyPlan) -> VerifyBatch:
     """The batch of a verify plan."""
-    same = {name: getattr(plan, name) for name in VerifyPlan.__slots__ if name != "sampling"}
+    for_host = ("sampling", "num_draft_steps")
+    same = {name: getattr(plan, name) for name in VerifyPlan.__slots__ if name not in for_host}
     return VerifyBatch(sampling=_stage_sampling(plan.sampling), **same)
 
 

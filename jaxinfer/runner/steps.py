@@ -7,9 +7,15 @@ Token positions of one row while a prompt of 150 tokens is prefilled with T = 64
      committed: keys and values in pages   ^ the drawn token waits in the loop state;
                                              the next decode step writes its keys and values at 150
 
-All steps run the same `forward` over pages; only the number of tokens a row differs.
+All steps run the same `forward` over pages; only the number of tokens a row differs. A row whose
+last token waits at 150 is drafted three tokens, of which two are accepted:
+
+    |<- committed ->|  150  |  151  |  152  |  153  |:....
+                    | last    drafted  d.      d.   |      three draft steps, then one verify step
+     committed: ....................................^ the next token waits for position 153
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -19,9 +25,9 @@ from jax import lax
 from jaxinfer.cache import PagedKV, copy_pages, read_pages, write_pages
 from jaxinfer.config.geometry import Geometry
 from jaxinfer.config.model_config import ModelConfig
-from jaxinfer.models.registry import architecture_named
 from jaxinfer.models.transformer import TokenRows, logits
 from jaxinfer.runner.batch import DecodeBatch, PrefillBatch, VerifyBatch
+from jaxinfer.runner.forwards import draft_logits, run_draft, run_model
 from jaxinfer.sampling.accept import count_accepted
 from jaxinfer.sampling.draw import PACKED_COLUMNS, draw, pack, score
 from jaxinfer.sampling.logits import SamplingRows
@@ -44,6 +50,7 @@ def prefill_step(
     batch: PrefillBatch,
     config: ModelConfig,
     geometry: Geometry,
+    draft: ModelConfig | None = None,
 ) -> StepOutput:
     """Runs R chunks of T tokens and draws a token for the rows that end their prompt.
 
@@ -55,8 +62,7 @@ def prefill_step(
     Cost: 2·R·T FLOPs a weight; the head runs only where a row ends its prompt.
     """
     rows = batch.rows
-    forward = architecture_named(config.architecture).forward
-    hidden, cache = forward(params, cache, rows, config, geometry)
+    hidden, cache = run_model(params, cache, rows, config, geometry, draft)
     last = jnp.maximum(rows.lengths - 1, 0)[:, None, None]
     ends = jnp.take_along_axis(hidden, last, axis=1)[:, 0]
     drawing = _Drawing(batch.slots, rows.starts + rows.lengths, batch.sampling)
@@ -76,6 +82,7 @@ def decode_step(
     batch: DecodeBatch,
     config: ModelConfig,
     geometry: Geometry,
+    draft: ModelConfig | None = None,
 ) -> StepOutput:
     """Runs one token for each of up to W slots and draws the next.
 
@@ -92,8 +99,7 @@ def decode_step(
         lengths=(batch.slots < geometry.num_slots).astype(jnp.int32),
         tables=batch.tables,
     )
-    forward = architecture_named(config.architecture).forward
-    hidden, cache = forward(params, cache, rows, config, geometry)
+    hidden, cache = run_model(params, cache, rows, config, geometry, draft)
     drawing = _Drawing(batch.slots, batch.positions + 1, batch.sampling)
     packed = _draw_packed(params, hidden[:, 0], state, drawing, config, geometry)
     return cache, take_tokens(state, batch.slots, packed[:, 0]), packed, hidden
@@ -106,6 +112,7 @@ def verify_step(
     batch: VerifyBatch,
     config: ModelConfig,
     geometry: Geometry,
+    draft: ModelConfig | None = None,
 ) -> StepOutput:
     """Runs the last token and J drafts of up to W slots in one pass and draws after each.
 
@@ -127,8 +134,7 @@ def verify_step(
         lengths=jnp.where(batch.slots < geometry.num_slots, batch.num_drafts + 1, 0),
         tables=batch.tables,
     )
-    forward = architecture_named(config.architecture).forward
-    hidden, cache = forward(params, cache, rows, config, geometry)
+    hidden, cache = run_model(params, cache, rows, config, geometry, draft)
     place = jnp.tile(jnp.arange(each, dtype=jnp.int32), width)
     slots, sampling, drafts = jax.tree.map(
         lambda leaf: jnp.repeat(leaf, each, axis=0), (batch.slots, batch.sampling, batch.drafts)
@@ -142,6 +148,55 @@ def verify_step(
     state = take_tokens(state, batch.slots, packed[:, :, 0], accepted + 1)
     columns = jnp.broadcast_to(accepted[:, None, None], (width, each, 1))
     return cache, state, jnp.concatenate([packed, columns], axis=2), hidden
+
+
+def draft_step(
+    params: Any,
+    cache: PagedKV,
+    state: LoopState,
+    drafts: jax.Array,
+    place: jax.Array,
+    batch: VerifyBatch,
+    config: ModelConfig,
+    geometry: Geometry,
+    draft: ModelConfig,
+) -> tuple[PagedKV, jax.Array]:
+    """Drafts the token at one place after the last token of each of up to W slots.
+
+    It is drawn as the model's token there will be drawn, limits and random numbers included, from
+    the logits of what drafts: a draft stands where the two agree.
+
+    Args:
+        drafts: [W, J] i32 – those before `place` are drafted.
+        place: [] i32 – 0 for the token after the last one.
+        batch: of the verify step to come; rows draft while `place` is below their `num_drafts`.
+
+    Returns:
+        the cache; drafts with the one at `place`.
+
+    Donates: cache.
+    Cost: reads every weight of what drafts once.
+    """
+    before = lax.dynamic_index_in_dim(drafts, jnp.maximum(place - 1, 0), 1, keepdims=False)
+    tokens = jnp.where(place == 0, last_tokens(state, batch.slots), before)
+    drafting = (batch.slots < geometry.num_slots) & (place < batch.num_drafts)
+    rows = TokenRows(
+        tokens=tokens[:, None],
+        starts=batch.positions + place,
+        lengths=drafting.astype(jnp.int32),
+        tables=batch.tables,
+    )
+    hidden, cache = run_draft(params["draft"], cache, rows, draft, geometry)
+    scores = draft_logits(params["draft"], hidden[:, 0], draft, config.vocab_size)
+    drawn = draw(
+        scores,
+        replace(batch.sampling, num_logprobs=jnp.full_like(batch.slots, -1)),
+        batch.positions + place + 1,
+        state,
+        batch.slots,
+        ahead=Ahead(tokens=drafts, counts=jnp.full_like(batch.slots, place)),
+    )
+    return cache, lax.dynamic_update_index_in_dim(drafts, drawn.tokens, place, 1)
 
 
 def head_step(
@@ -169,17 +224,17 @@ def copy_step(
     cache: PagedKV, sources: jax.Array, targets: jax.Array, geometry: Geometry
 ) -> PagedKV:
     """Copies one page of each cache group. Donates: cache."""
-    return copy_pages(cache, sources, targets, geometry.layer_groups)
+    return copy_pages(cache, sources, targets, geometry.cache_groups)
 
 
 def swap_out_step(cache: PagedKV, pages: jax.Array, geometry: Geometry) -> PagedKV:
     """The content of pages [groups, M], for the host."""
-    return read_pages(cache, pages, geometry.layer_groups)
+    return read_pages(cache, pages, geometry.cache_groups)
 
 
 def swap_in_step(cache: PagedKV, pages: jax.Array, content: PagedKV, geometry: Geometry) -> PagedKV:
     """Writes what `swap_out_step` gave into pages [groups, M]. Donates: cache."""
-    return write_pages(cache, pages, content, geometry.layer_groups)
+    return write_pages(cache, pages, content, geometry.cache_groups)
 
 
 class _Drawing(NamedTuple):

@@ -27,6 +27,14 @@ def missing_compiler() -> str | None:
     return None
 
 
+def missing_compiler_error(target: GpuTarget, reason: str) -> UnsupportedError:
+    """The error of a process that cannot compile for the target, with the command that helps."""
+    return UnsupportedError(
+        f"cannot compile for target {target.name!r}: {reason}; install jaxinfer[aot]: "
+        f"pip install 'jaxinfer[aot]' jax-cuda12-plugin=={jax.__version__}"
+    )
+
+
 def place_on_target(target: GpuTarget, shapes: Any) -> Any:
     """The pytree of shapes, placed on one such GPU: a program lowered with it is compiled for it.
 
@@ -34,10 +42,7 @@ def place_on_target(target: GpuTarget, shapes: Any) -> Any:
         UnsupportedError: the compiler for NVIDIA GPUs is not installed.
     """
     if reason := missing_compiler():
-        raise UnsupportedError(
-            f"cannot compile for target {target.name!r}: {reason}; install jaxinfer[aot] with "
-            f"jax-cuda12-plugin=={jax.__version__}"
-        )
+        raise missing_compiler_error(target, reason)
     topology = topologies.get_topology_desc(
         platform="cuda", topology_name="", target_config=target_config(target), topology="1x1x1"
     )

@@ -3,7 +3,9 @@
 Random numbers depend on (seed, sample index, position) alone: no stream, nothing per slot.
 """
 
-from typing import Literal
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,10 @@ from jaxinfer.sampling.slot_state import Ahead, LoopState
 
 # token, finite, logprob, rank, best ids, best logprobs
 PACKED_COLUMNS = 4 + 2 * MAX_LOGPROBS
+
+# Rows that are drawn at once on a GPU. What drawing holds beside the logits is several times these
+# rows of the vocabulary; rows one after another would leave the GPU idle.
+BLOCK_ROWS = 16
 
 LogprobsMode = Literal["raw", "processed"]
 
@@ -60,26 +66,88 @@ def draw(
     Returns:
         tokens and, for rows that asked, log-probabilities.
     """
+    draw_rows = functools.partial(_draw_rows, state, logprobs_mode)
+    operands = (logits, rows, positions, slots, ahead)
     with jax.named_scope("draw"):
-        finite = _are_finite(logits)
-        is_plain = ~jnp.any((rows.temperature > 0) | (rows.seated > 0))
-        if logprobs_mode == "raw":
-            # The processed logits stay inside: handing them out of the choice would copy them.
-            tokens = lax.cond(
-                is_plain,
-                lambda *operands: first_largest(operands[0]),
-                lambda *operands: _draw_processed(*operands)[0],
-                *(logits, rows, positions, state, slots, ahead),
-            )
-            reported = logits
-        else:
-            tokens, reported = lax.cond(
-                is_plain,
-                lambda *operands: (first_largest(operands[0]), operands[0]),
-                _draw_processed,
-                *(logits, rows, positions, state, slots, ahead),
-            )
-        return _with_logprobs(reported, tokens, finite, rows.num_logprobs >= 0)
+        if logits.shape[0] <= BLOCK_ROWS:
+            return draw_rows(*operands)
+        in_blocks = functools.partial(draw_in_blocks, draw_rows)
+        return lax.platform_dependent(*operands, cpu=draw_rows, default=in_blocks)
+
+
+def draw_in_blocks(draw_rows: Callable[..., Drawn], *operands: Any) -> Drawn:
+    """What `draw_rows(*operands)` gives, a block of rows after another, so that little is held.
+
+    Where nobody draws at random, has limits or wants log-probabilities, all rows at once.
+
+    Example: 40 rows are drawn from 0, from 16, and from 24 on: the last block is a whole one.
+
+    Args:
+        draw_rows: a function of logits, rows, positions, slots and drafts whose rows do not depend
+            on each other.
+        operands: those; at least BLOCK_ROWS rows.
+    """
+    logits, rows = operands[0], operands[1]
+    num_rows = logits.shape[0]
+
+    def add(number: Any, drawn: Drawn) -> Drawn:
+        start = jnp.minimum(number * BLOCK_ROWS, num_rows - BLOCK_ROWS)
+        block = jax.tree.map(
+            lambda leaf: lax.dynamic_slice_in_dim(leaf, start, BLOCK_ROWS), operands
+        )
+        return jax.tree.map(
+            lambda whole, part: lax.dynamic_update_slice_in_dim(whole, part, start, 0),
+            drawn,
+            draw_rows(*block),
+        )
+
+    def in_blocks(_: jax.Array) -> Drawn:
+        return lax.fori_loop(0, -(-num_rows // BLOCK_ROWS), add, _greedy(logits))
+
+    asked = (rows.temperature > 0) | (rows.seated > 0) | (rows.num_logprobs >= 0)
+    return lax.cond(jnp.any(asked), in_blocks, _greedy, logits)
+
+
+def _greedy(logits: jax.Array) -> Drawn:
+    logprobs, ranks, best_ids, best_logprobs = _no_logprobs(logits, logits)
+    return Drawn(
+        tokens=first_largest(logits),
+        finite=_are_finite(logits),
+        logprobs=logprobs,
+        ranks=ranks,
+        best_ids=best_ids,
+        best_logprobs=best_logprobs,
+    )
+
+
+def _draw_rows(
+    state: LoopState,
+    logprobs_mode: LogprobsMode,
+    logits: jax.Array,
+    rows: SamplingRows,
+    positions: jax.Array,
+    slots: jax.Array,
+    ahead: Ahead | None,
+) -> Drawn:
+    finite = _are_finite(logits)
+    is_plain = ~jnp.any((rows.temperature > 0) | (rows.seated > 0))
+    if logprobs_mode == "raw":
+        # The processed logits stay inside: handing them out of the choice would copy them.
+        tokens = lax.cond(
+            is_plain,
+            lambda *operands: first_largest(operands[0]),
+            lambda *operands: _draw_processed(*operands)[0],
+            *(logits, rows, positions, state, slots, ahead),
+        )
+        reported = logits
+    else:
+        tokens, reported = lax.cond(
+            is_plain,
+            lambda *operands: (first_largest(operands[0]), operands[0]),
+            _draw_processed,
+            *(logits, rows, positions, state, slots, ahead),
+        )
+    return _with_logprobs(reported, tokens, finite, rows.num_logprobs >= 0)
 
 
 def score(logits: jax.Array, targets: jax.Array) -> jax.Array:

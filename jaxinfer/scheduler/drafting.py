@@ -33,12 +33,28 @@ class DraftCounts:
         self.num_accepted_tokens += num_accepted
         self.per_position.update(range(num_accepted))
 
+    @property
+    def acceptance_rate(self) -> float:
+        """The share of drafted tokens that was accepted; 0 of none."""
+        return self.num_accepted_tokens / max(1, self.num_draft_tokens)
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens that a draft gave on average, with the one that the model adds; 0 of none."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0
+
     def numbers(self, num_positions: int = 0) -> dict[str, float]:
-        """By the names of the metrics; positions count from 0."""
+        """By the names of the metrics; positions count from 0.
+
+        The rate is of drafted tokens; the length is what a draft gives on average, the token that
+        the model adds included.
+        """
         numbers = {
             "spec_decode_num_drafts": float(self.num_drafts),
             "spec_decode_num_draft_tokens": float(self.num_draft_tokens),
             "spec_decode_num_accepted_tokens": float(self.num_accepted_tokens),
+            "spec_decode_acceptance_rate": self.acceptance_rate,
+            "spec_decode_mean_acceptance_length": self.mean_length,
         }
         for position in range(num_positions):
             name = f'spec_decode_num_accepted_tokens_per_pos{{position="{position}"}}'
@@ -47,9 +63,14 @@ class DraftCounts:
 
 
 class Drafter(Protocol):
-    """Drafts tokens from what the host knows of a request."""
+    """Drafts tokens from what the host knows of a request, or has the device draft them.
+
+    on_device: the tokens are drafted by steps before the one that verifies, and never known here;
+        so nobody has to wait until the last token is.
+    """
 
     counts: DraftCounts
+    on_device: bool
 
     def num_tokens(self, num_running: int) -> int:
         """How many tokens to draft for each request while so many run; 0 is off."""
@@ -60,7 +81,8 @@ class Drafter(Protocol):
         ...
 
     def drafts(self, request: Request, most: int) -> tuple[int, ...]:
-        """Up to `most` tokens to be verified after the request's last one."""
+        """Up to `most` tokens to be verified after the request's last one; zeros in place of those
+        that the device drafts."""
         ...
 
     def see(self, request: Request, num_drafted: int, num_accepted: int) -> None:

@@ -19,7 +19,7 @@ from jaxinfer.scheduler.sampling_rows import SlotSampling
 class StepRow:
     """A request's part in a step: its tokens [start, end), and whether their end draws one.
 
-    drafts: tokens that are verified after `end`.
+    drafts: tokens that are verified after `end`; zeros in place of those the device drafts.
     """
 
     request: Request
@@ -71,9 +71,17 @@ def decode_plan(
 
 
 def verify_plan(
-    rows: Sequence[StepRow], geometry: Geometry, pages: PageTables, sampling: SlotSampling
+    rows: Sequence[StepRow],
+    geometry: Geometry,
+    pages: PageTables,
+    sampling: SlotSampling,
+    *,
+    on_device: bool = False,
 ) -> VerifyPlan:
-    """Rows in the narrowest verify program that holds them."""
+    """Rows in the narrowest verify program that holds them.
+
+    on_device: steps before it draft, as many as the row with most drafts has.
+    """
     slots, positions = _places(rows, geometry.verify_widths, geometry)
     drafts = np.zeros((slots.size, geometry.draft_tokens), np.int32)
     num_drafts = np.zeros(slots.size, np.int32)
@@ -87,6 +95,7 @@ def verify_plan(
         drafts=drafts,
         num_drafts=num_drafts,
         sampling=sampling.rows(slots),
+        num_draft_steps=int(num_drafts.max()) if on_device else 0,
     )
 
 

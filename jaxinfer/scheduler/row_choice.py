@@ -125,7 +125,7 @@ class RowChoice:
         )
         sharing = self.sharing(ready)
         most_drafts = self.most_drafts(sharing)
-        if most_drafts and self._num_in_flight:
+        if most_drafts and self._num_in_flight and self._drafter and not self._drafter.on_device:
             return []  # drafts follow the last token, which is not there yet
         for request in sharing:
             start = request.num_scheduled

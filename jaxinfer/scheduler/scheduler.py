@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import Geometry
-from jaxinfer.config.step_plan import PrefillPlan, StepResult, VerifyResult
+from jaxinfer.config.step_plan import Plan, PrefillPlan, StepResult, VerifyPlan, VerifyResult
 from jaxinfer.errors import RequestError
 from jaxinfer.scheduler.board import init_board
 from jaxinfer.scheduler.drafting import Drafter
@@ -131,10 +131,17 @@ class Scheduler:
         if not rows:
             return None
         self._is_verifying = any(row.drafts for row in rows)
-        make = prefill_plan if is_prefill else verify_plan if self._is_verifying else decode_plan
-        plan = make(rows, self.geometry, self.pages, self._board.sampling)
+        plan = self._plan(rows, is_prefill)
         self._launch(rows)
         return Step(chores=self.admission.take_chores(), plan=plan, rows=tuple(rows))
+
+    def _plan(self, rows: Sequence[StepRow], is_prefill: bool) -> Plan:
+        parts = (rows, self.geometry, self.pages, self._board.sampling)
+        if is_prefill:
+            return prefill_plan(*parts)
+        if self._is_verifying and self._drafter is not None:
+            return verify_plan(*parts, on_device=self._drafter.on_device)
+        return decode_plan(*parts)
 
     def update(self, step: Step, result: StepResult | VerifyResult) -> Iterator[Request]:
         """Takes in a step's result: yields each request that got a token or came to its end.
@@ -163,7 +170,8 @@ class Scheduler:
                 if not request.max_new_tokens and row.end >= request.prefill_end:
                     request.finish_reason = "length"
                     yield request
-        self._is_verifying = False
+        if isinstance(step.plan, VerifyPlan):
+            self._is_verifying = False
 
     def _accept_run(self, row: StepRow, result: VerifyResult, place: int) -> Iterator[Request]:
         """The drafts that stand, and the token after them, one by one."""

@@ -5,6 +5,8 @@ the weights dominates and the rows are nearly free; with many they cost what the
 whose drafts fail pays for nothing, so it drafts only now and then, to see whether that has changed.
 """
 
+from abc import ABC, abstractmethod
+
 from jaxinfer.config.speculative_config import SpeculativeConfig
 from jaxinfer.scheduler.drafting import DraftCounts
 from jaxinfer.scheduler.request import Request
@@ -14,20 +16,24 @@ ACCEPTED_THAT_PAY = (
     0.7  # accepted tokens a verify step, on average: below, it costs more than it gives
 )
 PROBE_EVERY = 24  # steps of a request between drafts that are only tried
+FIRST_TRIES = 4  # drafts of a request by a model before its average says anything
 NEW_SHARE = 0.25  # weight of the newest step in the average
 DEFAULT_RUNNING = 4  # running requests up to which drafting pays where nothing was set
 
 
-class NgramDrafter:
-    """Drafts for the scheduler, and learns what became of them.
+class Control(ABC):
+    """What the drafters share: when they draft, and what they learn from it.
 
     Args:
         config: the settings.
         max_rows: rows of the widest verify program.
     """
 
+    on_device: bool
+
     def __init__(self, config: SpeculativeConfig, max_rows: int) -> None:
         self.config = config
+        self.accepted_that_pay = ACCEPTED_THAT_PAY
         self.counts = DraftCounts()
         table = config.tokens_by_running
         if table is None:
@@ -40,12 +46,30 @@ class NgramDrafter:
 
     def is_due(self, request: Request) -> bool:
         """True if the request should draft in the next step."""
-        if not self.config.adaptive or request.drafts_accepted >= ACCEPTED_THAT_PAY:
+        if not self.config.adaptive or request.drafts_accepted >= self.accepted_that_pay:
             return True
         return request.num_undrafted >= PROBE_EVERY
 
+    @abstractmethod
     def drafts(self, request: Request, most: int) -> tuple[int, ...]:
         """Up to `most` tokens to be verified after the request's last one."""
+
+    def see(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        """Notes how many of a request's drafts were accepted."""
+        self.counts.see(num_drafted, num_accepted)
+        request.draft_counts.see(num_drafted, num_accepted)
+        self._learn(request, num_accepted)
+
+    def _learn(self, request: Request, num_accepted: int) -> None:
+        request.drafts_accepted += NEW_SHARE * (num_accepted - request.drafts_accepted)
+
+
+class NgramDrafter(Control):
+    """Drafts by lookup, here on the host."""
+
+    on_device = False
+
+    def drafts(self, request: Request, most: int) -> tuple[int, ...]:
         if not self.is_due(request):
             return ()
         found = ngram_drafts(
@@ -57,11 +81,40 @@ class NgramDrafter:
         if not found:
             # As if a draft had failed: whoever has nothing to look up shall not keep the device
             # waiting for the host at every step.
-            request.drafts_accepted -= NEW_SHARE * request.drafts_accepted
+            self._learn(request, 0)
         return found
 
-    def see(self, request: Request, num_drafted: int, num_accepted: int) -> None:
-        """Notes how many of a request's drafts were accepted."""
-        self.counts.see(num_drafted, num_accepted)
-        request.draft_counts.see(num_drafted, num_accepted)
-        request.drafts_accepted += NEW_SHARE * (num_accepted - request.drafts_accepted)
+
+class ModelDrafter(Control):
+    """Has a model draft, on the device.
+
+    Args:
+        max_position: positions that the draft model knows; what lies beyond is not drafted.
+        cost: of drafting a token, as a share of a decode step; bytes of weights tell it well.
+    """
+
+    on_device = True
+
+    def __init__(
+        self, config: SpeculativeConfig, max_rows: int, *, max_position: int, cost: float
+    ) -> None:
+        super().__init__(config, max_rows)
+        self._max_position = max_position
+        self.accepted_that_pay += cost * config.num_speculative_tokens
+
+    @property
+    def can_pay(self) -> bool:
+        """False where a round takes longer than its tokens would, even if every draft stands."""
+        return self.accepted_that_pay <= self.config.num_speculative_tokens
+
+    def is_due(self, request: Request) -> bool:
+        """As of any drafter; the first drafts of a request are only tried, to see how it does."""
+        if not self.config.adaptive or not self.can_pay:
+            return not self.config.adaptive
+        return request.draft_counts.num_drafts < FIRST_TRIES or super().is_due(request)
+
+    def drafts(self, request: Request, most: int) -> tuple[int, ...]:
+        """Zeros, as many as tokens may be drafted: what they will be is the device's knowledge."""
+        # The last token goes in at num_scheduled, the last draft but one most - 1 places later.
+        room = self._max_position - request.num_scheduled
+        return (0,) * max(0, min(most, room)) if self.is_due(request) else ()

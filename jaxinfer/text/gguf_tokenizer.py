@@ -26,6 +26,8 @@ _KEY = "tokenizer.ggml."
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Control tokens that end a turn whatever the keys say: files often name only the end of the text.
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>")
+# Phi-3 ends a turn with this one; where a vocabulary also has the other, it only ends a part of it.
+_PART_END, _WHOLE_END = "<|end|>", "<|return|>"
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _LLAMA_DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}
 
@@ -256,10 +258,11 @@ def _end_ids(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence
     """Ids that end a text: those the keys name, then control tokens known to end a turn."""
     names = [key.removesuffix("_token_id") for key in _END_KEYS]
     named = [_token_id(metadata, name, len(tokens)) for name in names]
+    ends = (*_TURN_ENDS, _WHOLE_END if _WHOLE_END in tokens else _PART_END)
     turns = [
         index
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind == CONTROL and token in _TURN_ENDS
+        if kind == CONTROL and token in ends
     ]
     return [index for index in named if index is not None] + turns
 

@@ -77,9 +77,14 @@ def resolve_implementation(
             without them "auto" is the reference.
         dtypes: likewise.
         platform: where the program will run; None for this process's first device.
+
+    Raises:
+        ValueError: a name that the op does not have, or that cannot serve these arrays there.
     """
     why_not = {}
-    if wanted == "auto" and shapes is not None and dtypes is not None:
+    if shapes is not None and dtypes is not None:
+        reason = functools.partial(_why_not_mosaic, shapes, dtypes)
+        dispatch.refuse_named("paged_attention", wanted, reason, platform)
         where = platform or dispatch.current_platform()
-        why_not["mosaic"] = functools.partial(_why_not_mosaic, shapes, dtypes, where)
+        why_not["mosaic"] = functools.partial(reason, where)
     return dispatch.resolve("paged_attention", IMPLEMENTATIONS, wanted, why_not)

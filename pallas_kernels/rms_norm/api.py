@@ -28,6 +28,14 @@ def _add_mosaic(*arrays: jax.Array, **options: Any) -> tuple[jax.Array, jax.Arra
     return mosaic.add_rms_norm(*arrays, **options)
 
 
+def _why_not_mosaic(columns: int, dtype: Any, platform: Platform) -> str | None:
+    if reason := dispatch.why_not_hopper(platform):
+        return reason
+    from pallas_kernels.rms_norm import mosaic
+
+    return mosaic.why_not({"x": (1, columns)}, {"x": dtype}, platform)
+
+
 IMPLEMENTATIONS = {
     "reference": reference.rms_norm,
     "xla": xla.rms_norm,
@@ -66,8 +74,21 @@ def add_rms_norm(
     return WITH_RESIDUAL[resolve_implementation(implementation)](x, addend, weight, eps=eps)
 
 
-def resolve_implementation(wanted: str, platform: Platform | None = None) -> str:
-    """The name that `wanted` stands for; platform: None for this process's first device."""
+def resolve_implementation(
+    wanted: str, platform: Platform | None = None, columns: tuple[int, ...] = (), dtype: Any = None
+) -> str:
+    """The name that `wanted` stands for; platform: None for this process's first device.
+
+    Args:
+        columns: lengths of the rows that will be normed, and their dtype: a named implementation
+            must take them.
+
+    Raises:
+        ValueError: a name that the op does not have, or that cannot serve such rows there.
+    """
+    for length in columns:
+        reason = functools.partial(_why_not_mosaic, length, dtype)
+        dispatch.refuse_named("rms_norm", wanted, reason, platform)
     where = platform or dispatch.current_platform() if wanted == "auto" else None
     is_better = {"xla": lambda: None if where and where.kind == "gpu" else "for GPUs"}
     return dispatch.resolve("rms_norm", IMPLEMENTATIONS, wanted, is_better)

@@ -13,6 +13,7 @@ from jaxinfer.checkpoint.hf_config import read_hf_config
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.rope_config import RopeConfig
 from jaxinfer.errors import CheckpointError, UnsupportedError
+from tests.support.gguf_writer import write_gguf
 from tests.support.tiny_models import TINY_GEMMA3_CONFIG, write_tiny, write_tiny_gguf
 
 FIXTURES = Path(__file__).parents[1] / "data/quant"
@@ -128,10 +129,54 @@ def test_rope_scaling_of_a_llama(tmp_path: Path) -> None:
     linear = RopeConfig(scaling="linear", factor=2.0)
     for keys in ({"llama.rope.scale_linear": 2.0}, {f"{prefix}factor": 2.0}):
         assert tiny(tmp_path, metadata=keys).ropes == (linear,)
-    with pytest.raises(UnsupportedError, match="longrope"):
+    with pytest.raises(CheckpointError, match="longrope"):
         tiny(tmp_path, metadata=yarn | {f"{prefix}type": "longrope"})
     with pytest.raises(UnsupportedError, match="yarn_log_multiplier"):
         tiny(tmp_path, metadata=yarn | {f"{prefix}yarn_log_multiplier": 0.1})
+
+
+def phi3(folder: Path, *, add: dict | None = None, **metadata: Any) -> ModelConfig:
+    """A file that says phi3; of its tensors only the layers' numbers and the embedding count."""
+    path = folder / "phi3.gguf"
+    keys = {
+        "block_count": 1,
+        "context_length": 128,
+        "embedding_length": 40,
+        "feed_forward_length": 48,
+        "attention.head_count": 4,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    values = {f"phi3.{key}": value for key, value in (keys | metadata).items()}
+    tensors = {name: np.zeros((8, 40), np.float32) for name in ("token_embd.weight", "blk.0.x")}
+    return read(write_gguf(path, {"general.architecture": "phi3"} | values, tensors | (add or {})))
+
+
+def test_a_phi3_may_turn_part_of_its_heads(tmp_path: Path) -> None:
+    """BB-07: `rope.dimension_count` is not the head size there."""
+    assert phi3(tmp_path).ropes == (RopeConfig(),)
+    partial = phi3(tmp_path, **{"rope.dimension_count": 8})
+    assert partial.head_dim == 10 and partial.ropes == (RopeConfig(rotary_dim=8),)
+    with pytest.raises(CheckpointError, match="rotary_dim=12 must be at most head_dim=10"):
+        phi3(tmp_path, **{"rope.dimension_count": 12})
+
+
+def test_longrope_factors_are_tensors(tmp_path: Path) -> None:
+    short, long = np.array([1, 1.5, 2, 2.5, 3], np.float32), np.full(5, 4, np.float32)
+    add = {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
+    keys = {"rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.25}
+    config = phi3(tmp_path, add=add, **keys)
+    assert config.ropes == (
+        RopeConfig(
+            scaling="longrope",
+            original_max_position=32,
+            attention_factor=1.25,
+            divisors=(1.0, 1.5, 2.0, 2.5, 3.0),
+            long_divisors=(4.0,) * 5,
+        ),
+    )
+    assert config.default_context == 32
+    with pytest.raises(CheckpointError, match="rope_factors_long.weight has shape"):
+        phi3(tmp_path, add=add | {"rope_factors_long.weight": long[:4]}, **keys)
 
 
 @pytest.mark.parametrize("declared", [1, 4])
@@ -167,10 +212,13 @@ def test_biases_are_seen_by_their_tensors(tmp_path: Path) -> None:
     ("metadata", "told"),
     [
         ({"general.architecture": "rwkv"}, "'rwkv'"),
-        ({"llama.expert_count": 8}, "llama.expert_count=8"),
+        ({"llama.expert_shared_count": 1}, "llama.expert_shared_count=1"),
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count=8"),
         ({"llama.attention.value_length": 8}, "value_length=8"),
         ({"llama.attention.causal": False}, "causal"),
+        ({"llama.attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50"),
+        ({"llama.residual_scale": 0.5}, "residual_scale=0.5"),
+        ({"llama.attention.clamp_kqv": 8.0}, "clamp_kqv=8"),
     ],
 )
 def test_what_is_not_run_is_refused_by_name(tmp_path: Path, metadata: dict, told: str) -> None:

@@ -20,7 +20,6 @@ from jaxinfer.layers.weights import (
     Weight,
     ZeroPointWeight,
 )
-from tests.support.qwen2_as_llama import as_llama
 from tests.support.tiny_models import write_tiny, write_tiny_gguf
 
 QUANT = Path(__file__).parents[1] / "data" / "quant"
@@ -40,9 +39,9 @@ KINDS = {
 }
 
 
-def opened(name: str, folder: Path) -> Any:
+def opened(name: str) -> Any:
     path = QUANT / name
-    model = path / "model.gguf" if name.startswith("gguf") else as_llama(path, folder)
+    model = path / "model.gguf" if name.startswith("gguf") else path
     return open_checkpoint(model, show_progress=False)
 
 
@@ -71,9 +70,9 @@ def matrix_of(weight: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_packed_and_decoded_weights_are_the_same_to_the_bit(name: str, tmp_path: Path) -> None:
+def test_packed_and_decoded_weights_are_the_same_to_the_bit(name: str) -> None:
     """Rows of q and k that a GGUF file interleaves are put back in packed form too."""
-    checkpoint = opened(name, tmp_path)
+    checkpoint = opened(name)
     packed, plain = load(checkpoint, keep_packed=True), load(checkpoint)
     assert KINDS[name] in {type(weight.value) for weight in linears(packed)}
     for one, other in zip(linears(packed), linears(plain), strict=True):
@@ -81,8 +80,8 @@ def test_packed_and_decoded_weights_are_the_same_to_the_bit(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_shapes_are_known_before_anything_is_read(name: str, tmp_path: Path) -> None:
-    checkpoint = opened(name, tmp_path)
+def test_shapes_are_known_before_anything_is_read(name: str) -> None:
+    checkpoint = opened(name)
     forms = packed_forms(find_sources(checkpoint))
     config, architecture = checkpoint.config, checkpoint.architecture
     shapes = abstract_params(config, architecture, "float32", forms)
@@ -97,10 +96,10 @@ def test_shapes_are_known_before_anything_is_read(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("block_bytes", [1, 4 * 64 * 40])
 def test_blocks_of_any_size_give_the_same(
-    tmp_path: Path, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+    block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("gptq_w4_g32_asym", "ct_w4a16_g128_asym", "hf_fp8_block_llama_64x32"):
-        checkpoint = opened(name, tmp_path / name)
+        checkpoint = opened(name)
         expected = load(checkpoint, keep_packed=True)
         with monkeypatch.context() as patch:
             patch.setattr("jaxinfer.checkpoint.load._BLOCK_BYTES", block_bytes)

@@ -49,8 +49,8 @@ WRONG = [
 RIGHT = [
     *(("dtype", value) for value in ("auto", "bfloat16", "float32")),
     *(("kv_cache_dtype", value) for value in ("auto", "bfloat16", "float32")),
+    *(("kernels", value) for value in ("auto", "reference", "mosaic", "simulated")),
     *(("kv_cache_dtype", value) for value in ("int8", "fp8", "int8_key_only")),
-    *(("kernels", value) for value in ("auto", "reference")),
     *(("block_size", value) for value in (None, 8, 256, 1024)),
     *(("prefill_chunk_tokens", value) for value in (None, 8, 1024)),
     *(("gpu_memory_utilization", value) for value in (1, 1.0, 0.01)),
@@ -148,7 +148,7 @@ def test_what_is_not_built_yet_is_refused_by_name(name: str) -> None:
         engine_config(**{name: "x"})
 
 
-@pytest.mark.parametrize("value", ["mosaic", "triton"])
+@pytest.mark.parametrize("value", ["triton"])
 def test_a_kernel_that_cannot_be_forced_yet_is_refused_by_name(value: str) -> None:
     with pytest.raises(UnsupportedError, match=f"kernels='{value}' cannot be asked for yet"):
         engine_config(kernels=value)

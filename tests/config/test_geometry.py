@@ -10,6 +10,7 @@ from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import (
     CPU_POOL_BYTES,
     Device,
+    DraftNeeds,
     Geometry,
     cache_bytes,
     kv_token_bytes,
@@ -241,3 +242,42 @@ def test_a_cpu_s_default_pool_has_a_ceiling() -> None:
     model = model_config(max_position=1 << 20, num_kv_heads=4, head_dim=256)
     made = plan(Device(platform="cpu", free_bytes=1 << 40), model)
     assert CPU_POOL_BYTES * 0.9 < cache_bytes(model, made) <= CPU_POOL_BYTES
+
+
+def plan_drafting(needs: DraftNeeds, windows: tuple[int, ...] = (0, 0), **ask: Any) -> Geometry:
+    return plan_geometry(EngineConfig(**ask), model_config(windows=windows), GPU, drafts=needs)
+
+
+@pytest.mark.parametrize(
+    ("windows", "draft_windows", "groups"),
+    [
+        ((0, 0), (0, 0, 0), (0, 0, 0)),
+        ((0, 0), (16, 0), (0, 0)),  # what is kept for ever is there for a window, too
+        ((0, 32, 64), (0, 16, 32, 33, 64, 65), (0, 1, 1, 2, 2, 0)),
+    ],
+)
+def test_a_draft_model_s_layers_take_the_narrowest_group_that_serves(
+    windows: tuple[int, ...], draft_windows: tuple[int, ...], groups: tuple[int, ...]
+) -> None:
+    draft = model_config(windows=draft_windows)
+    made = plan_drafting(DraftNeeds(model=draft), windows)
+    assert made.draft_layer_groups == groups
+    assert made.cache_groups == made.layer_groups + groups
+
+
+def test_a_draft_model_that_looks_back_further_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the draft model looks back without limit"):
+        plan_drafting(DraftNeeds(model=model_config(windows=(0,))), windows=(32,))
+
+
+def test_pages_and_weights_of_a_draft_model_are_planned() -> None:
+    """The pool holds fewer pages: those of both models come from one budget."""
+    draft = model_config(windows=(0,))  # half as many layers
+    small = Device(platform="gpu", free_bytes=1 << 28)
+    alone, both = (
+        plan_geometry(EngineConfig(max_num_seqs=10_000), model_config(), small, drafts=needs)
+        for needs in (DraftNeeds(), DraftNeeds(num_floats=1 << 20, packed_bytes=5, model=draft))
+    )
+    assert both.num_pages[0] == pytest.approx(alone.num_pages[0] / 1.5, rel=0.01)
+    assert cache_bytes(model_config(), both, draft) <= cache_bytes(model_config(), alone)
+    assert cache_bytes(model_config(), both, draft) == 1.5 * cache_bytes(model_config(), both)

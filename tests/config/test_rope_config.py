@@ -9,6 +9,7 @@ from jaxinfer.config.rope_config import (
     RopeConfig,
     rope_from_config,
     rope_from_gguf,
+    rotary_size,
     yarn_magnitude,
 )
 from jaxinfer.errors import CheckpointError, UnsupportedError
@@ -77,11 +78,63 @@ def test_an_entry_s_own_theta_wins() -> None:
     assert read({"rope_type": "default", "rope_theta": 5e5}, theta=1e4).theta == 5e5
 
 
-@pytest.mark.parametrize("name", ["su2", "dynamic", "longrope"])
+@pytest.mark.parametrize("name", ["su2", "mrope", "proportional"])
 def test_an_unknown_type_is_refused_by_name(name: str) -> None:
     """BB-06: `su2` is refused."""
     with pytest.raises(UnsupportedError, match=f"rope type '{name}' is not supported; supported:"):
         read({"rope_type": name, "factor": 2.0})
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.5],
+    "long_factor": [2.0, 3.0],
+    "original_max_position_embeddings": 32,
+}
+
+
+def test_dynamic_scaling_starts_at_the_model_s_context() -> None:
+    rope = read({"type": "dynamic", "factor": 2.0})
+    assert rope == RopeConfig(scaling="dynamic", factor=2.0, original_max_position=64)
+    assert rope.depends_on_context and not RopeConfig().depends_on_context
+
+
+@pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
+def test_longrope_under_its_names(name: str) -> None:
+    """Phi-3 files of the first days say su, or yarn."""
+    rope = read({**LONGROPE, "rope_type": name})
+    assert rope.scaling == "longrope" and rope.original_max_position == 32
+    assert (rope.divisors, rope.long_divisors) == ((1.0, 1.5), (2.0, 3.0))
+    assert rope.attention_factor == math.sqrt(1 + math.log(2) / math.log(32))
+
+
+@pytest.mark.parametrize(
+    ("more", "magnitude"),
+    [
+        ({"attention_factor": 1.5}, 1.5),
+        ({"factor": 4.0}, math.sqrt(1 + math.log(4) / math.log(32))),
+        ({"original_max_position_embeddings": 64}, 1.0),
+    ],
+)
+def test_longrope_s_attention_factor(more: dict[str, Any], magnitude: float) -> None:
+    assert read(LONGROPE | more).attention_factor == pytest.approx(magnitude)
+
+
+@pytest.mark.parametrize("change", [{"long_factor": None}, {"long_factor": 2.0}])
+def test_longrope_needs_both_lists(change: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="needs the list 'long_factor'"):
+        read(LONGROPE | change)
+    with pytest.raises(CheckpointError, match="divisors=.* must be positive"):
+        read(LONGROPE | {"short_factor": [1.0, 0.0]})
+
+
+def test_rotary_size() -> None:
+    assert [rotary_size(20, part) for part in (1.0, 0.8, 0.5)] == [0, 16, 10]
+    for part in (0.0, 1.5, 0.1):
+        with pytest.raises(CheckpointError, match=f"partial_rotary_factor={part}"):
+            rotary_size(16, part)
+    with pytest.raises(CheckpointError, match="rotary_dim=5 must be even"):
+        RopeConfig(rotary_dim=5)
 
 
 def test_a_factor_without_a_type_is_refused() -> None:
@@ -94,6 +147,8 @@ def test_partial_rotation_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="partial_rotary_factor=0.5"):
         read({"partial_rotary_factor": 0.5})
     assert read({"partial_rotary_factor": 1.0}) == RopeConfig()
+    partial = rope_from_config({"partial_rotary_factor": 0.5}, 1e4, 64, rotary_dim=8)
+    assert partial == RopeConfig(rotary_dim=8)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +180,16 @@ def test_gguf_reads_the_same_scalings() -> None:
     )
     with pytest.raises(UnsupportedError, match="yarn_ext_factor=0.5"):
         rope_from_gguf({**base, **yarn, f"{scaling}yarn_ext_factor": 0.5}, "llama")
+
+
+def test_gguf_has_longrope_as_tensors() -> None:
+    base = {"phi3.context_length": 64, "phi3.rope.scaling.original_context_length": 32}
+    factors = (1.0, 1.5), (2.0, 3.0)
+    stated = {**base, "phi3.rope.scaling.attn_factor": 1.25}
+    rope = rope_from_gguf(stated, "phi3", rotary_dim=4, longrope=factors)
+    assert (rope.scaling, rope.attention_factor, rope.rotary_dim) == ("longrope", 1.25, 4)
+    assert (rope.divisors, rope.long_divisors, rope.original_max_position) == (*factors, 32)
+    assert rope_from_gguf(base, "phi3", longrope=factors) == read(LONGROPE)
 
 
 def test_yarn_s_magnitude_does_not_shrink() -> None:

@@ -112,6 +112,13 @@ def test_stop_strings_need_text() -> None:
 
 def test_numpy_scalars_of_python_s_kind_are_numbers() -> None:
     assert SamplingParams(temperature=np.float64(0.5)).temperature == 0.5
+    given = SamplingParams(
+        max_tokens=np.int64(5), seed=np.uint32(7), top_k=np.int32(3), top_p=np.float32(0.5)
+    )
+    assert given == SamplingParams(max_tokens=5, seed=7, top_k=3, top_p=0.5)
+    assert type(given.seed) is int and type(given.top_p) is float
+    with pytest.raises(ConfigError, match="max_tokens"):
+        SamplingParams(max_tokens=np.float32(5))
 
 
 def test_params_are_frozen() -> None:

@@ -39,13 +39,19 @@ class KeptPrograms:
         self._kept: OrderedDict[Any, Programs] = OrderedDict()
 
     def __call__(
-        self, params: Any, config: ModelConfig, geometry: Geometry, *, show_progress: bool = False
+        self,
+        params: Any,
+        config: ModelConfig,
+        geometry: Geometry,
+        draft: ModelConfig | None = None,
+        *,
+        show_progress: bool = False,
     ) -> Programs:
         leaves, structure = jax.tree.flatten(params)
         shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
-        key = (structure, shapes, config, geometry)
+        key = (structure, shapes, config, geometry, draft)
         if key not in self._kept:
-            self._kept[key] = compile_programs(params, config, geometry)
+            self._kept[key] = compile_programs(params, config, geometry, draft)
         self._kept.move_to_end(key)
         while len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)

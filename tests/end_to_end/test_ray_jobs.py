@@ -3,17 +3,19 @@
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from jaxinfer.jobs import ray_batch, ray_map, run_batch
+from jaxinfer.jobs.cli import app
 from tests.end_to_end.engines import SMALL
-from tests.end_to_end.test_batch_jobs import output_texts, write_job
+from tests.end_to_end.test_batch_jobs import command, output_texts, write_job
 from tests.support.byte_tokenizer import save_byte_tokenizer
 from tests.support.tiny_models import write_tiny
 
@@ -71,16 +73,28 @@ def is_mine(entry: Path) -> bool:
     return False
 
 
-def kill_one_actor(
-    folder: Path, after_lines: int, killed: list[int], is_over: threading.Event
-) -> None:
-    while not killed and not is_over.is_set():
-        held = sum(part.read_bytes().count(b"\n") for part in folder.glob("part-*.jsonl"))
-        actors = actor_processes() if held >= after_lines else []
-        if actors:
-            killed.append(actors[0])
-            os.kill(actors[0], signal.SIGKILL)
-        time.sleep(0.05)
+def writer_of(part: Path) -> int | None:
+    """The engine's process that has the part's file open."""
+    for process in actor_processes():
+        try:
+            opened = [os.stat(one.path) for one in os.scandir(f"/proc/{process}/fd")]
+        except OSError:  # it ended, or a file was closed meanwhile
+            continue
+        if any(os.path.samestat(one, part.stat()) for one in opened):
+            return process
+    return None
+
+
+def kill_amid_a_part(folder: Path, lines: range, held: dict[str, bytes], over: Event) -> None:
+    """Kills an engine when its part's file has so many lines; `held` gets what the file held."""
+    while not held and not over.is_set():
+        for part in folder.glob("part-*.jsonl"):
+            process = writer_of(part) if part.read_bytes().count(b"\n") in lines else None
+            if process is not None and not held:
+                os.kill(process, signal.SIGKILL)
+                time.sleep(0.2)
+                held[part.name] = part.read_bytes()
+        time.sleep(0.01)
 
 
 def folder_texts(folder: Path, tmp_path: Path) -> dict[str, Any]:
@@ -94,28 +108,48 @@ def test_an_actor_that_dies_is_replaced_and_nothing_is_lost(
     cluster: None, tmp_path: Path, model: Path, engine: dict[str, Any]
 ) -> None:
     """Promise 9, with a worker in the place of the job."""
-    source, folder = write_job(tmp_path / "in.jsonl", 300), tmp_path / "out"
+    source, folder = write_job(tmp_path / "in.jsonl", 300, most_tokens=100), tmp_path / "out"
     run_batch(source, tmp_path / "wanted.jsonl", model, engine=engine, include=["token_ids"])
-    killed, is_over = list[int](), threading.Event()
-    killer = threading.Thread(target=kill_one_actor, args=(folder, 30, killed, is_over))
+    held, over = dict[str, bytes](), Event()
+    killer = Thread(target=kill_amid_a_part, args=(folder, range(5, 60), held, over))
     killer.start()
-    options: dict[str, Any] = {"num_actors": 2, "part_lines": 20, "include": ["token_ids"]}
+    options: dict[str, Any] = {"num_engines": 2, "part_lines": 100, "include": ["token_ids"]}
     summary = ray_batch(source, folder, model, engine=engine, **options)
-    is_over.set()
+    over.set()
     killer.join()
-    assert killed, "no actor was killed: the job ended too soon"
+    assert held, "no actor was killed: the job ended too soon"
     assert (summary.done, summary.failed, summary.exit_code) == (294, 6, 2)
     wanted = output_texts(tmp_path / "wanted.jsonl")
     assert folder_texts(folder, tmp_path) == wanted
+    # What the dead one had finished stands as it was, and was not computed again.
+    ((name, data),) = held.items()
+    finished = data[: data.rfind(b"\n") + 1]
+    assert (folder / name).read_bytes().startswith(finished)
+    good = sum(json.loads(line)["error"] is None for line in finished.splitlines())
+    assert summary.run["ttft_s"]["count"] == 294 - good < 294
     facts = json.loads((tmp_path / "out.summary.json").read_text())
-    assert facts["done"] == 294 and facts["run"]["ttft_s"]["count"] > 0
-    # Once more: nothing is left. With two parts gone, their lines alone are run.
+    assert facts["done"] == 294 and facts["engine"]["compile_seconds"] > 0
+    # Once more: nothing is left. With a part gone, its lines alone are run.
     assert ray_batch(source, folder, model, engine=engine, **options).run["completion_tokens"] == 0
-    for part in sorted(folder.glob("part-*.jsonl"))[:2]:
-        part.unlink()
+    sorted(folder.glob("part-*.jsonl"))[1].unlink()
     again = ray_batch(source, folder, model, engine=engine, **options)
-    assert again.done == 294 and again.run["ttft_s"]["count"] < 45
+    assert again.done == 294 and again.run["ttft_s"]["count"] == 98
     assert folder_texts(folder, tmp_path) == wanted
+
+
+def test_the_command(cluster: None, tmp_path: Path, model: Path, engine: dict[str, Any]) -> None:
+    source, folder = write_job(tmp_path / "in.jsonl", 30), tmp_path / "out"
+    run_batch(source, tmp_path / "wanted.jsonl", model, engine=engine, include=["token_ids"])
+    arguments = command(source, folder, model, engine)[3:]  # without the interpreter's part
+    options = ["--ray", "--num-engines", "2", "--part-lines", "10"]
+    done = CliRunner().invoke(app, [*arguments, *options])
+    assert done.exit_code == 2, done.output  # a line that is too long
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert events[-1]["event"] == "summary"
+    assert (events[-1]["done"], events[-1]["failed"]) == (29, 1)
+    assert events[-1]["engine"]["num_programs"] > 0 and events[-1]["run"]["tpot_s"]["p99"] > 0
+    assert len(list(folder.glob("part-*.jsonl"))) == 3
+    assert folder_texts(folder, tmp_path) == output_texts(tmp_path / "wanted.jsonl")
 
 
 def test_one_bad_row_does_not_end_a_job(

@@ -25,6 +25,8 @@ SHAPE: dict[str, Any] = {"draft_tokens": 4, "verify_widths": (2, 4)}
 class ChainDrafter:
     """Drafts what the chain says, or a token that never comes; nothing after `silent` tokens."""
 
+    on_device = False
+
     def __init__(
         self, next_tokens: Mapping[int, int], *, is_right: bool, silent: tuple[int, ...]
     ) -> None:

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import socket
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +185,8 @@ def test_seeds_come_from_the_job_and_the_id(tmp_path: Path) -> None:
     assert bodies["a"]["choices"][0]["text"] != bodies["b"]["choices"][0]["text"]
     assert all(body["system_fingerprint"].startswith("fp_") for body in bodies.values())
     assert len(bodies["a"]["choices"][0]["token_ids"]) == 4
+    assert bodies["a"]["metrics"]["e2e_latency_s"] > 0
+    assert bodies["a"]["metrics"]["num_generation_tokens"] == 4
     assert bodies["a"]["prompt_token_ids"] == list(b"p a")
 
 
@@ -219,6 +223,24 @@ def test_the_summary_tells_what_happened(source: Path, tmp_path: Path) -> None:
     assert facts["run"]["completion_tokens"] == 120
     assert facts["run"]["ttft_s"]["count"] == 30 and "p99" in facts["run"]["tpot_s"]
     assert facts["engine"]["compile_seconds"] == 1.5
+
+
+def test_prometheus_sees_a_job_while_it_runs(source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    llm, seen = FakeLLM(), list[str]()
+
+    def look() -> None:
+        if llm.engine.num_steps == 3:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                seen.append(answer.read().decode())
+
+    llm.engine.before_step = look
+    assert run_job(source, tmp_path / "out.jsonl", llm, metrics_port=port).done == 30
+    assert "jaxinfer:batch_lines 30.0" in seen[0].splitlines()
+    assert "jaxinfer:generation_tokens_total" in seen[0]
 
 
 def test_the_engine_is_read_ahead_no_further_than_it_needs(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """`jaxinfer batch`: options, exit codes, and what is printed."""
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from jaxinfer.jobs import batch, session
+from jaxinfer.jobs import batch, batch_command, session
+from jaxinfer.jobs.batch_settings import BatchSummary
 from jaxinfer.jobs.cli import app
 from tests.jobs.batch_jobs import good_line, read_output, write_lines
 from tests.support.fake_engine import FakeLLM
@@ -101,6 +104,58 @@ def test_shards_write_files_of_their_own(
         assert done.exit_code == 0 and not done.stdout
     names = [f"o-0000{index}-of-00002.jsonl" for index in range(2)]
     assert [len(read_output(tmp_path / name)) for name in names] == [5, 4]
+
+
+def test_a_cluster_gets_what_the_options_say(
+    runner: CliRunner, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[tuple, dict[str, Any]]] = []
+
+    def ray_batch(*arguments: Any, **options: Any) -> BatchSummary:
+        asked.append((arguments, options))
+        lines = {"done": 7, "failed": 2, "total": 9, "interrupted": False, "fingerprint": "f"}
+        return BatchSummary(output=tmp_path / "out", **lines, run={}, engine={})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(batch_command, "ray_batch", ray_batch)
+    options = ["--ray", "--num-engines", 4, "--gpus-per-engine", 0.5, "--part-lines", 100]
+    options += ["--temperature", 0.5, "--max-num-seqs", 3, "--retry-errors", "--progress", "json"]
+    done = invoke(runner, source, "-o", tmp_path / "out", "--model", "m", *options)
+    assert done.exit_code == 2, done.output
+    assert json.loads(done.stdout) == {"event": "summary", **_summary_json(tmp_path / "out")}
+    ((arguments, given),) = asked
+    assert arguments == (str(source), tmp_path / "out", "m")
+    assert given == {
+        **{"num_engines": 4, "gpus_per_engine": 0.5, "part_lines": 100, "progress": "json"},
+        **{"params": {"temperature": 0.5}, "engine": {"max_num_seqs": 3}, "retry_errors": True},
+    }
+
+
+def _summary_json(output: Path) -> dict[str, Any]:
+    lines = {"done": 7, "failed": 2, "total": 9, "interrupted": False, "fingerprint": "f"}
+    return {"output": str(output), **lines, "run": {}, "engine": {}, "exit_code": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--num-engines", 2], "num_engines=2 .*add --ray"),
+        (["--no-ray", "--gpus-per-engine", 1], "gpus_per_engine=1.0 .*add --ray"),
+        (["--ray"], r"jaxinfer\[ray\]"),
+    ],
+)
+def test_what_is_no_job_on_a_cluster(
+    runner: CliRunner,
+    models: list,
+    source: Path,
+    tmp_path: Path,
+    options: list,
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = invoke(runner, source, "-o", tmp_path / "o", "--model", "m", *options)
+    assert done.exit_code == 1 and re.search(named, done.stderr), done.output
+    assert not models and not (tmp_path / "o").exists()
 
 
 def test_standard_input(runner: CliRunner, models: list, source: Path, tmp_path: Path) -> None:

@@ -49,9 +49,17 @@ def order(keys: str, count: int, *, is_sorted: bool = True) -> str:
 def test_neighbours_run_together_and_nobody_waits_for_ever() -> None:
     assert order("bdac", 2) == "bdac"
     assert order("abababab", 8) == "aaaabbbb"
-    assert order("zbaba", 3) == "abbza"
+    assert order("zbaba", 3) == "zbbaa"
     assert order("cab", 3, is_sorted=False) == "cab"
     assert sorted(order("qwertyuiop", 4)) == sorted("qwertyuiop")
+
+
+def test_only_what_begins_alike_is_reordered() -> None:
+    alike = "a" * 200
+    keys = ["q", alike + "2", "b", alike + "1", "a", alike + "3"]
+    shelf = Shelf((ready(key) for key in keys), 6, is_sorted=True)
+    taken = [one.key for one in iter(shelf.take, None)]
+    assert taken == ["q", alike + "1", alike + "2", alike + "3", "b", "a"]
 
 
 def test_a_key_behind_the_rounds_place_waits_for_the_next() -> None:
@@ -232,6 +240,10 @@ def test_a_jobs_fingerprint_is_of_what_changes_its_outputs() -> None:
 
     assert of({}) == of({"max_num_seqs": 9, "trace": "x", "enable_prefix_caching": False})
     assert len({of({}), of({"dtype": "float32"}), of({}, temperature=0)}) == 3
+    # A command line and a call spell the same differently.
+    assert of({}, temperature=0, max_tokens=5) == of({}, max_tokens=5, temperature=0.0)
+    assert of({}, stop="x", logit_bias={5: 1}) == of({}, stop=["x"], logit_bias={"5": 1.0})
+    assert of({}, stop="x") != of({}, stop="y")
 
 
 def test_shards_are_counted_from_zero() -> None:

@@ -1,5 +1,7 @@
 """Jobs that end before their time, and go on: deaths, changes, stops, full disks."""
 
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -74,7 +76,7 @@ def test_a_changed_line_is_refused_and_with_force_run_again(source: Path, tmp_pa
     run_job(source, output)
     before = texts(output)
     write_lines(source, [*LINES[:4], good_line("r4", prompt="other"), *LINES[5:29]])
-    with pytest.raises(ConfigError, match="2 lines.*'r29' is not in.*'r4' is another now"):
+    with pytest.raises(ConfigError, match="2 lines.*'r4' is another now.*'r29' is not in"):
         run_job(source, output)
     llm = FakeLLM()
     run_job(source, output, llm, force=True)
@@ -150,6 +152,27 @@ def test_a_stop_finishes_what_is_running(source: Path, tmp_path: Path) -> None:
     assert (summary.done, summary.failed) == (8, 0)  # four were done, four were running
     assert run_job(source, tmp_path / "out.jsonl").exit_code == 0
     assert texts(tmp_path / "out.jsonl") == texts(tmp_path / "wanted.jsonl")
+
+
+def test_a_second_ctrl_c_stops_at_once_and_the_job_goes_on(source: Path, tmp_path: Path) -> None:
+    run_job(source, tmp_path / "wanted.jsonl")
+    output, llm = tmp_path / "out.jsonl", FakeLLM(num_slots=4)
+    before = signal.getsignal(signal.SIGINT)
+
+    def press_twice() -> None:
+        if llm.engine.num_steps == 6:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    llm.engine.before_step = press_twice
+    with pytest.raises(KeyboardInterrupt):
+        run_job(source, output, llm)
+    assert llm.engine.num_steps == 6 and llm.is_closed and signal.getsignal(signal.SIGINT) is before
+    assert len(read_output(output)) == 4  # of four steps each; four were running
+    again = FakeLLM()
+    assert run_job(source, output, again).exit_code == 0
+    assert again.engine.metrics.generation_tokens == 4 * 26
+    assert texts(output) == texts(tmp_path / "wanted.jsonl")
 
 
 FULL_DISK = """

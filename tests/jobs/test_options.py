@@ -14,6 +14,9 @@ from jaxinfer.errors import ConfigError
 from jaxinfer.jobs.options import (
     CHAT_OPTIONS,
     ENGINE_OPTIONS,
+    JOB_OPTIONS,
+    LINE_OPTIONS,
+    RAY_OPTIONS,
     SAMPLING_OPTIONS,
     make_sampling_params,
     with_options,
@@ -22,6 +25,11 @@ from jaxinfer.jobs.options import (
 
 def test_every_sampling_parameter_is_an_option() -> None:
     assert set(SAMPLING_OPTIONS) == {field.name for field in fields(SamplingParams) if field.init}
+
+
+def test_no_two_options_of_a_batch_job_share_a_name() -> None:
+    tables = (JOB_OPTIONS, RAY_OPTIONS, LINE_OPTIONS, ENGINE_OPTIONS)
+    assert len({name for table in tables for name in table}) == sum(map(len, tables))
 
 
 def test_chat_offers_only_what_it_can_honour() -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from jaxinfer.errors import ConfigError
-from jaxinfer.jobs import ray_worker
+from jaxinfer.jobs import ray_job, ray_worker
 from jaxinfer.jobs.batch_input import InputLine, open_input
 from jaxinfer.jobs.batch_ledger import Landed, Ledger
 from jaxinfer.jobs.batch_request import decode_line
 from jaxinfer.jobs.batch_settings import BatchSettings
+from jaxinfer.jobs.batch_statistics import joined_facts
 from jaxinfer.jobs.ray_job import Part, cut_parts, ray_batch
 from jaxinfer.jobs.ray_worker import PartWorker, WorkerSetup, pack_lines, unpack_lines
 from tests.jobs.batch_jobs import good_line, read_output, run_job, texts, write_lines
@@ -80,13 +81,45 @@ def test_a_part_whose_worker_died_is_not_computed_twice(
     (folder / "part-0.jsonl").write_bytes(b"".join(cut[:6]) + cut[6][:40])
     llm = FakeLLM()
     again = worker(folder, monkeypatch, llm)(row)
-    assert (again["done"], again["failed"]) == (10, 1)
+    assert (again["done"], again["failed"]) == (10, 1) and again["worker"] != first["worker"]
+    assert json.loads(again["engine"])["compile_seconds"] == 1.5
     left = sum(b'"error": null' in line for line in cut[6:])
     assert llm.engine.metrics.generation_tokens == 4 * left < 40
     assert json.loads(again["statistics"])["completion_tokens"] == 4 * left
     run_job(source, tmp_path / "wanted.jsonl")
     assert texts(folder / "part-0.jsonl") == texts(tmp_path / "wanted.jsonl")
     assert len(read_output(folder / "part-0.jsonl")) == 10
+
+
+def test_facts_of_engines_join_as_sums_and_peaks() -> None:
+    first = {"compile_seconds": 2.0, "kv_cache_usage_peak_perc": 0.5, "num_programs": 5.0}
+    second = {"compile_seconds": 1.0, "kv_cache_usage_peak_perc": 0.75, "num_programs": 5.0}
+    joined = joined_facts([first, {**second, "prefix_cache_hits": 3.0}])
+    peaks = {"kv_cache_usage_peak_perc": 0.75, "num_programs": 5.0}
+    assert joined == {"compile_seconds": 3.0, "prefix_cache_hits": 3.0, **peaks}
+    assert joined_facts([]) == {}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"num_engines": 0}, {"gpus_per_engine": -1}, {"cpus_per_engine": float("inf")}]
+)
+def test_resources_that_cannot_be(
+    source: Path, tmp_path: Path, wrong: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_job, "_import_ray", lambda: None)
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))}="):
+        ray_batch(source, tmp_path / "out", "m", **wrong)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cluster_writes_a_folder(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_job, "_import_ray", lambda: None)
+    with pytest.raises(ConfigError, match="is a file; on a cluster"):
+        ray_batch(source, source, "m")
+    with pytest.raises(ConfigError, match="ordered has no meaning"):
+        ray_batch(source, tmp_path / "out", "m", ordered=True)
 
 
 def test_ray_that_is_missing_names_the_extra(

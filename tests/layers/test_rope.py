@@ -63,6 +63,36 @@ def test_divisors_divide_each_frequency() -> None:
     np.testing.assert_allclose(found, PLAIN / np.array(divisors), rtol=1e-6)
 
 
+def test_dynamic_scaling_starts_past_the_trained_context() -> None:
+    rope = rope_from_config({"rope_type": "dynamic", "factor": 2.0}, 1e4, 64)
+    for context in (0, 1, 64):
+        np.testing.assert_array_equal(
+            rope_frequencies(rope, D, context), rope_frequencies(RopeConfig(), D)
+        )
+    theta = 1e4 * (2.0 * 96 / 64 - 1) ** (D / (D - 2))
+    expected = theta ** -(np.arange(0, D, 2) / D)
+    np.testing.assert_allclose(rope_frequencies(rope, D, 96), expected, rtol=1e-5)
+
+
+def test_longrope_changes_its_divisors_past_the_trained_context() -> None:
+    short, long = tuple(1 + np.arange(8) / 8), tuple(2 + np.arange(8) / 4)
+    entry = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    rope = rope_from_config({**entry, "original_max_position_embeddings": 32}, 1e4, 64)
+    for context, divisors in ((0, short), (32, short), (33, long), (64, long)):
+        found = rope_frequencies(rope, D, context)
+        np.testing.assert_allclose(found, PLAIN / np.array(divisors), rtol=1e-6)
+
+
+def test_part_of_a_head_is_turned() -> None:
+    """BB-07: pairs lie half of the turned part apart, the rest stays, and keeps its bits."""
+    x = np.random.default_rng(4).normal(size=(1, 2, 3, D)).astype(np.float32)
+    positions = np.array([[5, 900]])
+    found = rotate(x, positions, RopeConfig(rotary_dim=12))
+    whole = rotate(x[..., :12], positions, RopeConfig())
+    np.testing.assert_array_equal(found[..., :12], whole)
+    np.testing.assert_array_equal(found[..., 12:], x[..., 12:])
+
+
 def rotate(x: np.ndarray, positions: np.ndarray, rope: RopeConfig) -> np.ndarray:
     table = rope_table(rope, jnp.asarray(positions, jnp.int32), x.shape[-1])
     return np.asarray(apply_rope(jnp.asarray(x), table))

@@ -26,10 +26,13 @@ def forward_logits() -> Logits:
     everything in float32. Checkpoints of one shape share a program."""
     programs: dict[Any, Any] = {}
 
-    def run(path: Path, ids: list[int], **options: bool) -> np.ndarray:
+    def run(
+        path: Path, ids: list[int], *, max_model_len: int | None = None, **options: bool
+    ) -> np.ndarray:
         checkpoint = open_checkpoint(path, show_progress=False)
         config, device = checkpoint.config, Device(platform="cpu", free_bytes=1 << 30)
-        geometry = plan_geometry(engine_config(dtype="float32", max_num_seqs=2), config, device)
+        ask = engine_config(dtype="float32", max_num_seqs=2, max_model_len=max_model_len)
+        geometry = plan_geometry(ask, config, device)
         params = load_params(checkpoint, weight_dtype="float32", show_progress=False, **options)
         groups = len(geometry.group_windows)
         tables = np.zeros((groups, 1, geometry.pages_per_row), np.int32)
@@ -49,7 +52,7 @@ def forward_logits() -> Logits:
 
         arguments = (params, init_cache(config, geometry), rows)
         shapes = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), arguments)
-        key = config, str(shapes), jax.tree.structure(arguments)
+        key = config, geometry, str(shapes), jax.tree.structure(arguments)
         if key not in programs:
             programs[key] = compile_program(ProgramSource(function=step, arguments=arguments))
         return np.asarray(programs[key](*arguments))[: len(ids)]

@@ -92,11 +92,40 @@ def test_long_prompts_arrive_among_short_ones() -> None:
 
 def test_the_writer_still_writes_these_requests() -> None:
     writer, load = load_script("workload_writer"), load_script("workload").load_workload
-    for write in (writer.shared_system, writer.long_short):
+    for write in (writer.shared_system, writer.long_short, writer.editing):
         written, kept = list(write()), load(write.__name__)
         # Not the texts: those of another Python differ.
         assert [one["custom_id"] for one in written] == [row.custom_id for row in kept]
         assert [one["max_tokens"] for one in written] == [row.max_tokens for row in kept]
+
+
+def test_editing_is_copying_after_an_example() -> None:
+    rows = load_script("workload").load_workload("editing")
+    assert len(rows) == 8 and {row.max_tokens for row in rows} == {128}
+    assert all(row.prompt.count("Copy:") == 2 and row.prompt.endswith("Copy:") for row in rows)
+
+
+def test_speculation_s_figures_are_of_one_run() -> None:
+    """Differences of running totals, and the setting of each variant."""
+    bench = load_script("speculation")
+    names = (
+        *("num_drafts", "num_draft_tokens", "num_accepted_tokens"),
+        *("draft_seconds", "verify_seconds", "estimated_gain"),
+    )
+    before, after = (
+        {f"spec_decode_{name}": value for name, value in zip(names, values, strict=True)}
+        for values in ((1.0, 5.0, 5.0, 1.0, 1.0, 9.0), (3.0, 15.0, 7.0, 1.5, 3.0, 1.25))
+    )
+    figures = bench.drafting(before, after)
+    assert figures["acceptance_rate"] == 0.2 and figures["mean_acceptance_length"] == 2.0
+    assert (figures["draft_seconds"], figures["verify_seconds"]) == (0.5, 2.0)
+    assert figures["estimated_gain"] == 1.25
+    options = bench.parse(["--at-once", "2", "--drafts", "3", "--layers", "7"])
+    made = {one.name: bench.speculative(one, options) for one in bench.VARIANTS}
+    assert made["baseline"] is None
+    assert made["ngram"] == {"method": "ngram", "num_speculative_tokens": 3}
+    assert made["self-layers"]["num_layers"] == 7
+    assert made["self-int8"]["tokens_by_running"] == ((2, 3),)
 
 
 def test_a_variant_brings_the_one_that_it_is_compared_to() -> None:
@@ -266,3 +295,35 @@ def test_the_loss_of_a_batch_job_is_of_the_median_pair() -> None:
     pairs = [(10.0, 10.2), (10.0, 13.0), (20.0, 20.6)]
     summary = load_script("batch_job").summarize(pairs)
     assert summary["loss_percent"] == 3.0 and summary["ratios"] == [1.02, 1.3, 1.03]
+
+
+def test_what_a_draw_costs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = load_script("draw")
+    monkeypatch.setattr(bench, "KINDS", {"top_k": {"temperature": 1.0, "top_k": 4}})
+    bench.main(["--rows", "2", "--vocab-size", "64", "--repeats", "2"])
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert list(results) == ["noise", "noise of jax.random", "top_k, flat", "top_k, peaked"]
+    assert all(one["ms"] > 0 and one["first_s"] > 0 for one in results.values())
+
+
+@pytest.mark.slow
+def test_the_gpu_script_runs_end_to_end_on_a_cpu(tmp_path: Path) -> None:
+    """Every part in its tiny mode: checked against float64, written as JSON and as a table."""
+    script = load_script("gpu/run")
+    assert script.main(["--tiny", "--seed", "0", "--output", str(tmp_path)]) == 0
+    (found,) = tmp_path.glob("tiny-*.json")
+    rows = json.loads(found.read_text(encoding="utf-8"))["rows"]
+    sections = {row["section"] for row in rows}
+    assert sections == {
+        "machine",
+        "rms_norm",
+        "decode attention",
+        "prefill attention",
+        "quant matmul",
+        "decode step",
+    }
+    checked = [row for row in rows if row["error"] is not None]
+    assert {row["implementation"] for row in checked} == {"xla", "reference", "simulated"}
+    assert "every row is right" in found.with_suffix(".md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from tests.repository.tree import PACKAGES, ROOT, python_files, tracked_files
 
 TOP_LEVEL = {
     *(".ci", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "LICENSE", "Makefile"),
-    *("README.md", "bench", "docs", "jaxinfer", "notebooks", "pallas_kernels"),
+    *("README.md", "bench", "docs", "jaxinfer", "mkdocs.yml", "notebooks", "pallas_kernels"),
     *("pyproject.toml", "tests"),
 }
 MAX_FILE_BYTES = 3 * 2**20

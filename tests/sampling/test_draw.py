@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.sampling.draw import Drawn, pack
+from jaxinfer.sampling.draw import BLOCK_ROWS, Drawn, draw, draw_in_blocks, pack
 from tests.sampling import reference
 from tests.sampling.draws import (
     LOGITS,
@@ -263,3 +263,29 @@ def test_a_bad_logit_that_a_limit_hides_is_still_flagged(bad: float) -> None:
     logits[0, 4] = bad
     found = draw_seated(logits, seats(300, {"bad_word_ids": [[4]]}, {}))
     assert found.finite.tolist() == [False, True]
+
+
+def test_a_block_of_rows_after_another_gives_what_all_at_once_do() -> None:
+    """As a GPU draws; 40 rows are no whole number of blocks. Greedy and drawn rows, limits, and
+    log-probabilities of some."""
+    kinds = [
+        {"seed": 1, "temperature": 0.0},
+        {"seed": 2, "top_p": 0.9, "logprobs": 3},
+        {"seed": 3, "temperature": 0.7, "logit_bias": {5: 2.0}, "prompt_ids": [1, 2]},
+    ]
+    made = seats(300, *(kinds[row % 3] for row in range(40)))
+    operands = (random_logits(40), made.rows, made.positions, made.slots, None)
+
+    def whole(*operands: Any) -> Drawn:
+        logits, rows, positions, slots, ahead = operands
+        return draw(logits, rows, positions, made.state, slots, ahead=ahead)
+
+    together = jax.jit(whole)(*operands)
+    blocks = jax.jit(lambda *operands: draw_in_blocks(whole, *operands))(*operands)
+    assert 40 % BLOCK_ROWS
+    jax.tree.map(np.testing.assert_array_equal, blocks, together)
+    plain = sampling_rows(*[{"temperature": 0.0}] * 40)
+    greedy = jax.jit(lambda *operands: draw_in_blocks(whole, *operands))
+    simple = greedy(operands[0], plain, *operands[2:])
+    np.testing.assert_array_equal(simple.tokens, operands[0].argmax(axis=1))
+    assert not np.asarray(simple.best_ids).any()

@@ -10,6 +10,8 @@ from tests.scheduler.fake_device import FakeDevice
 class FixedDrafter:
     """Drafts `most` tokens whenever it may; those at the places in `wrong` are not what comes."""
 
+    on_device = False
+
     def __init__(self, device: FakeDevice, *, wrong: tuple[int, ...] = ()) -> None:
         self.counts = DraftCounts()
         self._device = device
@@ -51,3 +53,12 @@ class KnowingDrafter(FixedDrafter):
         random = Random(f"{request.order} {request.num_tokens}")
         coming = super().drafts(request, random.randint(0, most))
         return tuple(one if random.random() < self._share else one + 1 for one in coming)
+
+
+class DeviceDrafter(FixedDrafter):
+    """Has the device draft as many tokens as may be, for two of three requests."""
+
+    on_device = True
+
+    def drafts(self, request: Request, most: int) -> tuple[int, ...]:
+        return (0,) * most if request.order % 3 else ()

@@ -6,7 +6,8 @@ demand, whatever was copied, swapped, shared or freed before. The token drawn fo
 digest, the seed and the sample index: any schedule must give each request what it gets alone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from random import Random
 
 import numpy as np
 
@@ -101,10 +102,16 @@ def run_alone(request: Request, drawing: Drawing) -> Alone:
 
 
 class FakeDevice:
-    """Runs chores and steps in the order in which they are launched."""
+    """Runs chores and steps in the order in which they are launched.
 
-    def __init__(self, geometry: Geometry, drawing: Drawing | None = None) -> None:
+    draft_share: of the tokens that it drafts itself, those that come.
+    """
+
+    def __init__(
+        self, geometry: Geometry, drawing: Drawing | None = None, *, draft_share: float = 1.0
+    ) -> None:
         self.geometry = geometry
+        self.draft_share = draft_share
         self.drawing = drawing or Drawing()
         self.pages = [np.full((n, geometry.page_tokens), -1, np.int64) for n in geometry.num_pages]
         self.swapped: dict[int, list[np.ndarray]] = {}
@@ -135,6 +142,9 @@ class FakeDevice:
             self._check_prefill(plan, rows)
         else:
             self._check_decode(plan, rows)
+        if isinstance(plan, VerifyPlan) and plan.num_draft_steps:
+            assert plan.num_draft_steps == plan.num_drafts.max() and not plan.drafts.any()
+            rows = tuple(replace(row, drafts=self._drafted(row)) for row in rows)
         for place, row in enumerate(rows):  # all rows write before any reads
             self._write(plan.tables[:, place], row)
         for place, row in enumerate(rows):
@@ -157,6 +167,12 @@ class FakeDevice:
     def forget(self, key: int) -> None:
         """Drops the host's copy of pages that will not come back."""
         self.swapped.pop(key, None)
+
+    def _drafted(self, row: StepRow) -> tuple[int, ...]:
+        """What a model would draft after the row's token: mostly what comes."""
+        coming = self.alone(row.request).tokens[row.end : row.end + len(row.drafts)]
+        random = Random(f"{row.request.order} {row.end}")
+        return tuple(one + (random.random() >= self.draft_share) for one in coming)
 
     # --- chores -------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ class Trace:
     """One trace.
 
     depth, burst: as in `FakeLoop`. resets: when the prefix cache is reset. draft_share: how many of
-    the drafts are right; None is no speculation.
+    the drafts are right; None is no speculation. drafts_on_device: they are made there.
     """
 
     geometry: Geometry
@@ -59,6 +59,7 @@ class Trace:
     arrivals: tuple[Arrival, ...]
     resets: tuple[int, ...] = ()
     draft_share: float | None = None
+    drafts_on_device: bool = False
 
 
 def random_trace(seed: int) -> Trace:
@@ -80,6 +81,7 @@ def random_trace(seed: int) -> Trace:
         arrivals=tuple(arrivals),
         resets=tuple(resets),
         draft_share=random.choice([0.5, 0.9]) if made.draft_tokens else None,
+        drafts_on_device=random.random() < 0.5,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.step_plan import VerifyPlan
 from jaxinfer.scheduler.scheduler import Scheduler
-from tests.scheduler.drafters import FixedDrafter
+from tests.scheduler.drafters import DeviceDrafter, FixedDrafter
 from tests.scheduler.fake_device import VOCAB, FakeDevice
 from tests.scheduler.fake_loop import FakeLoop, kinds
 from tests.scheduler.requests import traced
@@ -160,4 +160,50 @@ def test_pages_of_drafts_that_fell_do_not_travel(preemption: str) -> None:
         assert part.end == -(-victims[0].num_scheduled // 2)
     loop.run_out()
     assert all(one.output_ids == loop.device.alone(one).output_ids for one in requests)
+    loop.check_drained()
+
+
+def drafting_on_device(*, share: float = 1.0, depth: int = 2, **ask: Any) -> FakeLoop:
+    made = replace(geometry(prefill_rows=(1, 3)), draft_tokens=4, verify_widths=(4,))
+    device = FakeDevice(made, draft_share=share)
+    scheduler = Scheduler(made, EngineConfig(**ask), VOCAB, DeviceDrafter(device))
+    return FakeLoop(scheduler, device, depth=depth)
+
+
+def test_drafts_of_the_device_do_not_wait_for_the_host() -> None:
+    """The last token is on the device: a round is planned while the step before it runs."""
+    loop = drafting_on_device()
+    one = traced(1, 4, max_new_tokens=11)
+    loop.add(one)
+    loop.launch_ahead()
+    assert kinds(loop) == "pv", "nothing is read yet"
+    plan = loop.steps[-1].plan
+    assert isinstance(plan, VerifyPlan) and plan.num_draft_steps == 4 and not plan.drafts.any()
+    assert loop.scheduler.schedule() is None
+    loop.read()
+    loop.launch_ahead()
+    assert kinds(loop) == "pv", "how far the round gets is not known yet"
+    loop.run_out()
+    assert one.output_ids == loop.device.alone(one).output_ids
+    assert kinds(loop) == "pvv" and counts_of(loop) == (2, 8, 8)
+    loop.check_drained()
+
+
+def test_who_drafts_most_says_how_many_steps_draft() -> None:
+    loop = drafting_on_device(depth=1)
+    requests = [traced(order, 4, max_new_tokens=tokens) for order, tokens in ((1, 4), (2, 3))]
+    loop.add(*requests, traced(3, 4, max_new_tokens=9))  # of order 3: it only rides along
+    steps = [one.plan for one in loop.run_out() if isinstance(one.plan, VerifyPlan)]
+    assert steps[0].num_draft_steps == steps[0].num_drafts.max() == 2
+    assert sorted(steps[0].num_drafts.tolist()) == [0, 0, 1, 2]
+    loop.check_drained()
+
+
+def test_an_end_before_a_round_drops_the_round() -> None:
+    """The step before it, read after the round was launched, drew the last token."""
+    loop = drafting_on_device()
+    one = traced(1, 4, max_new_tokens=20, end_ids=(loop.device.alone(traced(1, 4)).tokens[4],))
+    loop.add(one)
+    loop.run_out()
+    assert len(one.output_ids) == 1 and kinds(loop) == "pv" and counts_of(loop) == (0, 0, 0)
     loop.check_drained()

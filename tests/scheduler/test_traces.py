@@ -14,7 +14,7 @@ from jaxinfer.config.step_plan import CopyPlan, SeatPlan, SwapPlan
 from jaxinfer.errors import RequestError
 from jaxinfer.scheduler.request import Request
 from jaxinfer.scheduler.scheduler import Scheduler
-from tests.scheduler.drafters import KnowingDrafter
+from tests.scheduler.drafters import DeviceDrafter, KnowingDrafter
 from tests.scheduler.fake_device import Drawing, FakeDevice, run_alone
 from tests.scheduler.fake_loop import FakeLoop
 from tests.scheduler.random_traces import (
@@ -70,8 +70,12 @@ class Player:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        device, share = FakeDevice(trace.geometry, DRAWING), trace.draft_share
-        self.drafter = None if share is None else KnowingDrafter(device, share)
+        share = trace.draft_share
+        device = FakeDevice(trace.geometry, DRAWING, draft_share=share or 1.0)
+        makes = (
+            DeviceDrafter(device) if trace.drafts_on_device else KnowingDrafter(device, share or 0)
+        )
+        self.drafter = None if share is None else makes
         self.scheduler = Scheduler(trace.geometry, trace.ask, NUM_TOKENS + 2, self.drafter)
         self.tasks = requests_of(trace)
         self.requests = [one for task in self.tasks for one in task]
@@ -202,12 +206,14 @@ def what_happened(player: Player) -> list[str]:
     chores = [chore for step in player.loop.steps for chore in step.chores]
     ways = [name for name, kind in KINDS.items() if any(isinstance(one, kind) for one in chores)]
     ways += ["hit"] * any(one.num_cached_tokens for one in player.requests)
-    ways += ["drafted"] * bool(player.drafter and player.drafter.counts.num_accepted_tokens)
+    if player.drafter and player.drafter.counts.num_accepted_tokens:
+        ways.append("drafted on device" if player.drafter.on_device else "drafted")
     ways += ["preempted"] * any(one.num_preemptions for one in player.requests)
     return ways + ["often"] * any(one.num_preemptions > 1 for one in player.requests)
 
 
 KINDS = {"copied": CopyPlan, "seated": SeatPlan, "swapped": SwapPlan}
+DRAFTED = ("drafted", "drafted on device")
 SEEDS = st.integers(0, 2**63 - 1)
 PLAIN = settings(deadline=None, database=None, phases=[Phase.generate])  # `check` makes it small
 
@@ -222,7 +228,7 @@ def test_random_traces() -> None:
         tally.update(what_happened(check(seed)))
 
     run()
-    assert min(tally[way] for way in (*KINDS, "hit", "preempted", "drafted")) >= 8, tally
+    assert min(tally[way] for way in (*KINDS, "hit", "preempted", *DRAFTED)) >= 8, tally
     assert tally["often"] >= 2, tally
 
 

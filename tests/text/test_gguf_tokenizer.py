@@ -182,6 +182,14 @@ def test_end_tokens() -> None:
     assert built(metadata).eos_token_ids == (2, 260, 261)
 
 
+@pytest.mark.parametrize(("others", "ends"), [((), (2, 260)), (("<|return|>",), (2, 261))])
+def test_the_end_of_a_phi3_s_turn(others: tuple[str, ...], ends: tuple[int, ...]) -> None:
+    """`<|end|>` closes only a part of a turn where a vocabulary has `<|return|>` too."""
+    metadata = sentence_piece_metadata("a", "<|end|>", *others)
+    metadata[f"{KEY}token_type"][260:] = [CONTROL] * (1 + len(others))
+    assert built(metadata).eos_token_ids == ends
+
+
 def test_named_chat_templates() -> None:
     metadata = sentence_piece_metadata("a")
     metadata |= {"tokenizer.chat_template": "D", "tokenizer.chat_template.tool_use": "U"}

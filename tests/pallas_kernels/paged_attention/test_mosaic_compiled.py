@@ -18,7 +18,7 @@ from pallas_kernels.paged_attention.tiles import (
     prefill_choices,
     prefill_tiles,
 )
-from tests.support.aot import KernelReport, compile_kernels, needs_aot, on_target, table
+from tests.support.aot import KernelPlan, compile_kernels, needs_aot, on_target, table
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -48,7 +48,7 @@ def report(
     tiles: Tiles,
     options: str,
     kinds: tuple[str, str] = ("floats", "floats"),
-) -> KernelReport:
+) -> KernelPlan:
     """Compiles one kernel for 8 rows of 8192 positions, 4 query heads a kv head, pages of 128."""
     shapes = (
         jax.ShapeDtypeStruct((8, STEPS[step], 8, head_dim), jnp.bfloat16),
@@ -76,7 +76,7 @@ def every_choice(
     return [*choices(head_dim, shared_bytes, is_plain=is_plain, has_codes=has_codes)]
 
 
-def check(rows: dict[str, KernelReport], target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def check(rows: dict[str, KernelPlan], target: str, capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print(f"\n{table(rows)}")
     most = gpu_target(target).shared_memory_bytes

@@ -1,0 +1,82 @@
+"""JOINT. Which implementation of each op an engine runs, decided once for a device.
+
+Asks the ops' own predicates; knows shapes, not arrays.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from jaxinfer.config.engine_config import EngineConfig
+from jaxinfer.config.geometry import Geometry
+from jaxinfer.config.model_config import ModelConfig
+from jaxinfer.errors import ConfigError
+from jaxinfer.layers.matmul_kernels import with_kernels
+from pallas_kernels.dispatch import Platform, current_platform
+from pallas_kernels.paged_attention import resolve_implementation as resolve_attention
+from pallas_kernels.rms_norm import resolve_implementation as resolve_norm
+
+
+def decide_kernels(
+    planned: Geometry, ask: EngineConfig, model: ModelConfig, platform: Platform | None = None
+) -> Geometry:
+    """The geometry with the kernels of attention and norm in place of "auto".
+
+    Args:
+        platform: where the programs will run; None for this process's first device.
+
+    Raises:
+        ConfigError: a kernel that was asked for does not serve the model or the device.
+    """
+    platform = platform or current_platform()
+    columns = (model.hidden_size, *((model.head_dim,) if model.qk_norm else ()))
+    with _refused_kernels(ask):
+        return replace(
+            planned,
+            attention_kernel=_attention_kernel(planned, model, platform),
+            norm_kernel=resolve_norm(ask.kernels, platform, columns, planned.activation_dtype),
+        )
+
+
+def kernels_of_weights(
+    params: Any, ask: EngineConfig, geometry: Geometry, platform: Platform | None = None
+) -> Any:
+    """The parameters (arrays or shapes), packed matrices with the kernel that multiplies with them.
+
+    Args:
+        platform: as for `decide_kernels`.
+
+    Raises:
+        ConfigError: a kernel that was asked for does not serve a matrix.
+    """
+    with _refused_kernels(ask):
+        return with_kernels(
+            params, ask.kernels, geometry.activation_dtype, platform or current_platform()
+        )
+
+
+@contextmanager
+def _refused_kernels(ask: EngineConfig) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"kernels={ask.kernels!r}: {error}") from error
+
+
+def _attention_kernel(planned: Geometry, model: ModelConfig, platform: Platform) -> str:
+    pages = (planned.num_pages[0], model.num_kv_heads, planned.page_tokens, model.head_dim)
+    return resolve_attention(
+        planned.attention_kernel,
+        {
+            "q": (planned.num_slots, 1, model.num_heads, model.head_dim),
+            "k_pages": pages,
+            "v_pages": pages,
+        },
+        {
+            "q": planned.activation_dtype,
+            "k_pages": planned.page_dtypes[0],
+            "v_pages": planned.page_dtypes[1],
+        },
+        platform,
+    )

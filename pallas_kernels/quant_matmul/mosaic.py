@@ -1,0 +1,317 @@
+"""`quant_matmul` on Mosaic GPU: codes are widened in registers, after the copy to shared memory.
+
+A program is 64 outputs a warpgroup and one tile of rows: out[o, m] = sum over groups of
+scale[o] · (codes[o] · x[m]). Codes are exact in bfloat16, so all rounding is that of float32 sums;
+zero points and offsets multiply the sums of x over each group, which XLA makes beforehand.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.dispatch import Dtypes, Platform, Shapes, refuse, why_not_hopper
+from pallas_kernels.mosaic_compat import (
+    full,
+    load,
+    matmul_registers,
+    simulation,
+    swizzled_smem,
+)
+from pallas_kernels.quant_matmul.tiles import (
+    BLOCK_IN,
+    BLOCK_OUT,
+    MIN_GROUP,
+    QuantTiles,
+    num_splits,
+    quant_tiles,
+)
+
+WGMMA = plgpu.Layout.WGMMA
+LOWEST = {4: -8.0, 8: -128.0}
+_CODE_DTYPES = (jnp.uint8, jnp.int8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Blocks:
+    """Static sizes of one call.
+
+    block_in: columns of a step. segment: of them, those that are summed before they are scaled.
+    bits: of a code. addend: "none", "zeros" or "offsets". splits: programs along the columns.
+    """
+
+    columns: int
+    group: int
+    block_in: int
+    bits: int
+    addend: str
+    splits: int
+    tiles: QuantTiles
+    interpret: bool
+
+    @property
+    def segment(self) -> int:
+        return min(self.group, self.block_in)
+
+    @property
+    def num_segments(self) -> int:
+        """Of one step."""
+        return self.block_in // self.segment
+
+    @property
+    def outputs(self) -> int:
+        return self.tiles.warpgroups * BLOCK_OUT
+
+    @property
+    def num_blocks(self) -> int:
+        return self.columns // self.block_in
+
+    @property
+    def split_blocks(self) -> int:
+        return -(-self.num_blocks // self.splits)
+
+
+def why_not(shapes: Shapes, dtypes: Dtypes, platform: Platform, *, group: int) -> str | None:
+    """Why this implementation cannot serve a call, or None. Names: x, codes."""
+    return why_not_hopper(platform) or _why_not_arrays(shapes, dtypes, group)
+
+
+def _why_not_arrays(shapes: Shapes, dtypes: Dtypes, group: int) -> str | None:
+    columns, outputs = shapes["x"][-1], shapes["codes"][0]
+    if jnp.dtype(dtypes["x"]) != jnp.bfloat16:
+        return f"x is {jnp.dtype(dtypes['x'])}; it takes bfloat16"
+    if jnp.dtype(dtypes["codes"]) not in _CODE_DTYPES:
+        return f"codes are {jnp.dtype(dtypes['codes'])}; it takes int8 and packed 4-bit ones"
+    if outputs % BLOCK_OUT:
+        return f"the matrix has {outputs} outputs; it takes multiples of {BLOCK_OUT}"
+    if not _block_in(columns, group):
+        return (
+            f"the matrix has {columns} columns in groups of {group}; it takes multiples of "
+            f"{BLOCK_IN[-1]} in groups of {MIN_GROUP}, 32, 64 or multiples of 64 or 128"
+        )
+    return None
+
+
+def _block_in(columns: int, group: int) -> int:
+    """Columns of a step, 0 where there is none that fits: a step is whole groups, or part of one.
+
+    Example: groups of 32 → steps of 128; 192 columns in one group → steps of 64.
+    """
+    for block in BLOCK_IN:
+        divides = group % block == 0 or (block % group == 0 and group >= MIN_GROUP)
+        if columns % block == 0 and (divides or group >= columns):
+            return block
+    return 0
+
+
+def quant_matmul(
+    x: jax.Array,
+    codes: jax.Array,
+    scales: jax.Array,
+    zeros: jax.Array | None = None,
+    offsets: jax.Array | None = None,
+    *,
+    group: int,
+    out_group: int = 1,
+    tiles: QuantTiles | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """See `reference.quant_matmul`; x is bfloat16, and nothing is rounded to it but x itself.
+
+    Args:
+        tiles: sizes; None for the defaults of that many rows.
+        interpret: simulate on the CPU.
+
+    Raises:
+        ValueError: shapes or dtypes that it does not take.
+    """
+    shapes, dtypes = {"x": x.shape, "codes": codes.shape}, {"x": x.dtype, "codes": codes.dtype}
+    refuse("quant_matmul", "mosaic", _why_not_arrays(shapes, dtypes, group))
+    columns, outputs = x.shape[-1], codes.shape[0]
+    rows = x.reshape(-1, columns)
+    tiles = tiles or quant_tiles(rows.shape[0])
+    if outputs % (tiles.warpgroups * BLOCK_OUT):
+        tiles = QuantTiles(warpgroups=1, block_rows=tiles.block_rows, stages=tiles.stages)
+    blocks = _Blocks(
+        columns=columns,
+        group=min(group, columns),
+        block_in=_block_in(columns, group),
+        bits=4 if codes.dtype == jnp.uint8 else 8,
+        addend="zeros" if zeros is not None else "none" if offsets is None else "offsets",
+        splits=num_splits(columns, outputs, tiles),
+        tiles=tiles,
+        interpret=interpret,
+    )
+    padded = jnp.pad(rows, ((0, -rows.shape[0] % tiles.block_rows), (0, 0)))
+    if out_group > 1:  # a scale an output; few, since a block has many columns
+        scales = jnp.repeat(scales, out_group, axis=1)[:, :outputs]
+    arrays = [padded, _as_codes(codes, blocks), scales]
+    if blocks.addend != "none":
+        arrays += [zeros if offsets is None else offsets, _segment_sums(padded, blocks)]
+    parts = _call(padded.shape[0], outputs, arrays, blocks)
+    out = functools.reduce(jnp.add, list(parts))  # in order
+    return out[:, : rows.shape[0]].T.reshape(*x.shape[:-1], outputs)
+
+
+def _as_codes(codes: jax.Array, blocks: _Blocks) -> jax.Array:
+    """[out, in] of signed integers; two 4-bit codes a byte are what the GPU calls int4."""
+    if blocks.bits == 8:
+        return codes
+    return lax.bitcast_convert_type(codes, jnp.int4).reshape(codes.shape[0], -1)
+
+
+def _segment_sums(rows: jax.Array, blocks: _Blocks) -> jax.Array:
+    """[segments, rows] f32: x summed over the columns of each segment."""
+    split = rows.astype(jnp.float32).reshape(rows.shape[0], -1, blocks.segment)
+    return jnp.sum(split, axis=-1).T
+
+
+def _call(num_rows: int, outputs: int, arrays: list[jax.Array], blocks: _Blocks) -> jax.Array:
+    """The kernel: [splits, out, rows] f32."""
+    tiles, stages = blocks.tiles, blocks.tiles.stages
+    code_dtype = jnp.int4 if blocks.bits == 4 else jnp.int8
+    splits = -(-blocks.num_blocks // blocks.split_blocks)
+    segments = blocks.num_segments
+    inputs = [
+        swizzled_smem(stages, tiles.block_rows, blocks.block_in, tile_columns=blocks.segment),
+        swizzled_smem(stages, blocks.outputs, blocks.block_in, dtype=code_dtype),
+        plgpu.SMEM((stages, segments, blocks.outputs), arrays[2].dtype),
+    ]
+    if blocks.addend != "none":
+        inputs += [
+            plgpu.SMEM((stages, segments, blocks.outputs), arrays[3].dtype),
+            plgpu.SMEM((stages, segments, tiles.block_rows), jnp.float32),
+        ]
+    result = swizzled_smem(tiles.warpgroups, BLOCK_OUT, tiles.block_rows, dtype=jnp.float32)
+    barriers = [
+        plgpu.Barrier(num_arrivals=len(inputs), num_barriers=stages),
+        plgpu.Barrier(num_arrivals=tiles.warpgroups, num_barriers=stages),
+    ]
+    return plgpu.kernel(
+        functools.partial(_kernel, num_inputs=len(inputs), blocks=blocks),
+        out_type=jax.ShapeDtypeStruct((splits, outputs, num_rows), jnp.float32),
+        grid=(outputs // blocks.outputs, splits, num_rows // tiles.block_rows),
+        grid_names=("out", "split", "rows"),
+        num_threads=tiles.warpgroups,
+        thread_name="warpgroup",
+        scratch_types=[inputs, result, barriers],
+        compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=0),
+        kernel_name="quant_matmul",
+        interpret=simulation(blocks.interpret),
+    )(*arrays)
+
+
+def _kernel(*refs: Any, num_inputs: int, blocks: _Blocks) -> None:
+    gmem, (out_gmem, smem, out_smem, (ready, is_read)) = refs[:num_inputs], refs[num_inputs:]
+    this, stages = lax.axis_index("warpgroup"), blocks.tiles.stages
+    split = lax.axis_index("split")
+    first = split * blocks.split_blocks
+    last = jnp.minimum(first + blocks.split_blocks, blocks.num_blocks)
+
+    def fetch(block: Any) -> None:
+        buffer = lax.rem(block - first, jnp.int32(stages))
+        for source, target in zip(_places(gmem, block, blocks), smem, strict=True):
+            plgpu.copy_gmem_to_smem(source, target.at[buffer], ready.at[buffer])
+
+    @pl.when(this == 0)
+    def _start() -> None:
+        for ahead in range(stages):
+            pl.when(first + ahead < last)(functools.partial(fetch, first + ahead))
+
+    def step(block: Any, total: jax.Array) -> jax.Array:
+        buffer = lax.rem(block - first, jnp.int32(stages))
+        plgpu.barrier_wait(ready.at[buffer])
+        total = _add_step(total, [one.at[buffer] for one in smem], this, blocks)
+
+        @pl.when(block + stages < last)
+        def _refill() -> None:
+            if blocks.tiles.warpgroups > 1:
+                plgpu.barrier_arrive(is_read.at[buffer])
+
+            @pl.when(this == 0)
+            def _fetch() -> None:
+                if blocks.tiles.warpgroups > 1:
+                    plgpu.barrier_wait(is_read.at[buffer])
+                fetch(block + stages)
+
+        return total
+
+    zero = full((BLOCK_OUT, blocks.tiles.block_rows), 0.0, WGMMA, blocks.interpret)
+    out_smem.at[this][...] = lax.fori_loop(first, last, step, zero)
+    plgpu.commit_smem()
+    out_rows = pl.ds(lax.axis_index("out") * blocks.outputs + this * BLOCK_OUT, BLOCK_OUT)
+    rows = pl.ds(lax.axis_index("rows") * blocks.tiles.block_rows, blocks.tiles.block_rows)
+    plgpu.copy_smem_to_gmem(out_smem.at[this], out_gmem.at[split, out_rows, rows])
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _places(gmem: Any, block: Any, blocks: _Blocks) -> list[Any]:
+    """What one step needs of each input: x, codes, scales, then addends and sums of x.
+
+    Example: steps of 128. Groups of 32: step 2 takes rows 8 to 11 of the scales; groups of 256:
+    row 1.
+    """
+    columns = pl.ds(block * blocks.block_in, blocks.block_in)
+    outputs = pl.ds(lax.axis_index("out") * blocks.outputs, blocks.outputs)
+    rows = pl.ds(lax.axis_index("rows") * blocks.tiles.block_rows, blocks.tiles.block_rows)
+    count = blocks.num_segments
+    segments = pl.ds(block * count, count)
+    groups = segments
+    if blocks.group > blocks.block_in:
+        groups = pl.ds(lax.div(block * blocks.block_in, jnp.int32(blocks.group)), 1)
+    places = [
+        gmem[0].at[rows, columns],
+        gmem[1].at[outputs, columns],
+        gmem[2].at[groups, outputs],
+    ]
+    if blocks.addend != "none":
+        places += [gmem[3].at[groups, outputs], gmem[4].at[segments, rows]]
+    return places
+
+
+def _add_step(total: jax.Array, smem: list[Any], this: Any, blocks: _Blocks) -> jax.Array:
+    """The total with one step of this warpgroup's outputs."""
+    x_smem, codes_smem, scales_smem, *addend_smem = smem
+    mine = pl.ds(this * BLOCK_OUT, BLOCK_OUT)
+    codes = load(codes_smem.at[mine], WGMMA, blocks.interpret).astype(jnp.bfloat16)
+    for number in range(blocks.num_segments):
+        start = number * blocks.segment
+        part = codes
+        if blocks.num_segments > 1:
+            part = lax.slice(codes, (0, start), (BLOCK_OUT, start + blocks.segment))
+        x_part = x_smem.at[:, pl.ds(start, blocks.segment)]
+        product = matmul_registers(part, x_part, blocks.interpret)
+        scale = _of_outputs(scales_smem.at[number, mine], blocks)
+        total = total + product * lax.broadcast_in_dim(scale, product.shape, [0])
+        if addend_smem:
+            shift = _shift(_of_outputs(addend_smem[0].at[number, mine], blocks), scale, blocks)
+            layout = WGMMA.reduce(0)
+            sums = load(addend_smem[1].at[number], layout, blocks.interpret)
+            shifts = lax.broadcast_in_dim(shift, product.shape, [0])
+            total = total + shifts * lax.broadcast_in_dim(sums, product.shape, [1])
+    return total
+
+
+def _of_outputs(ref: Any, blocks: _Blocks) -> jax.Array:
+    """[64] f32, a value of each output."""
+    return load(ref, WGMMA.reduce(1), blocks.interpret).astype(jnp.float32)
+
+
+def _shift(addend: jax.Array, scale: jax.Array, blocks: _Blocks) -> jax.Array:
+    """What every element of a group has beside code · scale."""
+    if blocks.addend == "zeros":
+        return -(addend * scale)
+    return addend - scale * jnp.float32(LOWEST[blocks.bits])
+
+
+def num_bytes(columns: int, outputs: int, num_rows: int, *, bits: int, group: int) -> int:
+    """Bytes that a call must move at least: codes, 2-byte scales, x and the result."""
+    groups = math.ceil(columns / group)
+    held = outputs * (columns * bits // 8 + 2 * groups)
+    return held + num_rows * (2 * columns + 4 * outputs)

@@ -1,0 +1,83 @@
+"""Tile sizes of the `mosaic` implementation: what may be chosen, and what is chosen by default.
+
+Defaults are data (`tiles.json` beside this file), by the number of rows. Knows sizes, not the
+kernel.
+"""
+
+import functools
+import json
+from dataclasses import dataclass
+from importlib import resources
+
+BLOCK_OUT = 64  # outputs of one warpgroup: the rows of one wgmma
+BLOCK_IN = (128, 64)  # columns of one step of the pipeline, the best first
+MIN_GROUP = 16  # columns of one wgmma
+ROW_CHOICES = (16, 32, 64, 128)
+# Enough programs to keep every multiprocessor of a large GPU busy; beyond, splits only cost.
+_MIN_PROGRAMS = 128
+_MIN_SPLIT_COLUMNS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantTiles:
+    """Sizes of the kernel.
+
+    warpgroups: of a program, 64 outputs each; 1 or 2.
+    block_rows: rows of x in a program; 16, 32, 64 or 128.
+    stages: steps in flight, at least 2.
+    """
+
+    warpgroups: int
+    block_rows: int
+    stages: int
+
+    def __post_init__(self) -> None:
+        if self.warpgroups not in (1, 2):
+            raise ValueError(f"warpgroups={self.warpgroups} must be 1 or 2")
+        if self.block_rows not in ROW_CHOICES:
+            raise ValueError(f"block_rows={self.block_rows} must be one of {ROW_CHOICES}")
+        if self.stages < 2:
+            raise ValueError(f"stages={self.stages} must be at least 2: one is filled meanwhile")
+
+    def shared_bytes(self, code_bits: int, block_in: int = BLOCK_IN[0]) -> int:
+        """Shared memory of one program: codes and x of every stage, and the result. Scales and
+        barriers are left out."""
+        codes = self.warpgroups * BLOCK_OUT * block_in * code_bits // 8
+        rows = self.block_rows * block_in * 2
+        return self.stages * (codes + rows) + self.warpgroups * BLOCK_OUT * self.block_rows * 4
+
+
+def num_splits(columns: int, outputs: int, tiles: QuantTiles) -> int:
+    """Programs that share the columns of the same outputs; from the matrix alone, so that a row's
+    result does not depend on the others.
+
+    Example: 4096 x 4096 with 2 warpgroups: 32 programs without splits, so 4 splits of 1024 columns;
+    a matrix of 16384 outputs has enough with 1.
+    """
+    programs = -(-outputs // (tiles.warpgroups * BLOCK_OUT))
+    most = max(1, columns // _MIN_SPLIT_COLUMNS)
+    return min(-(-_MIN_PROGRAMS // programs), most)
+
+
+def quant_tiles(num_rows: int) -> QuantTiles:
+    """The default sizes for that many rows of x."""
+    block_rows = next((size for size in ROW_CHOICES if num_rows <= size), ROW_CHOICES[-1])
+    return QuantTiles(block_rows=block_rows, **_defaults()[str(block_rows)])
+
+
+def tile_choices(code_bits: int, shared_bytes: int) -> list[QuantTiles]:
+    """Every choice worth a measurement that fits into the shared memory of a program."""
+    choices = [
+        QuantTiles(warpgroups=warpgroups, block_rows=rows, stages=stages)
+        for rows in ROW_CHOICES
+        for warpgroups in (1, 2)
+        for stages in (3, 4, 6)
+    ]
+    # 8 KiB are room for scales and barriers.
+    return [one for one in choices if one.shared_bytes(code_bits) + 8192 <= shared_bytes]
+
+
+@functools.cache
+def _defaults() -> dict[str, dict[str, int]]:
+    folder = resources.files("pallas_kernels.quant_matmul")
+    return json.loads(folder.joinpath("tiles.json").read_text("utf-8"))

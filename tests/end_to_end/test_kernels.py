@@ -1,0 +1,74 @@
+"""A whole engine on named kernels: simulated on the CPU, and refused where one cannot serve."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxinfer import LLM, SamplingParams
+from jaxinfer.errors import ConfigError
+from tests.support.tiny_models import TINY_CONFIG, random_weights, write_hf_folder
+
+WIDE = TINY_CONFIG | {
+    "hidden_size": 128,
+    "head_dim": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+}
+OPTIONS: dict[str, Any] = {
+    "max_num_seqs": 2,
+    "max_model_len": 64,
+    "block_size": 16,
+    "prefill_chunk_tokens": 64,
+    "max_num_batched_tokens": 64,
+    "show_progress": False,
+    "quantization": {"method": "int4", "float_ends": 0},
+    "weights": "packed",
+}
+PROMPT = [5, 9, 200, 31, 7, 8, 250, 100, 3]
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    weights = random_weights(WIDE, std=0.05)
+    return write_hf_folder(tmp_path_factory.mktemp("wide"), WIDE, weights)
+
+
+def run(folder: Path, **options: Any) -> tuple[list[int], np.ndarray]:
+    with LLM(folder, **OPTIONS, **options) as llm:
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        (output,) = llm.generate([{"prompt_token_ids": PROMPT}], params)
+        return output.outputs[0].token_ids, np.asarray(llm.logits(PROMPT, decode_from=6))
+
+
+@pytest.mark.slow
+def test_simulated_kernels_give_what_the_reference_gives(wide: Path) -> None:
+    """Prefill in chunks, decode and packed weights through every kernel, in bfloat16."""
+    plain, expected = run(wide, kernels="reference")
+    tokens, logits = run(wide, kernels="simulated")
+    difference = np.linalg.norm(logits - expected) / np.linalg.norm(expected)
+    assert 0 < difference < 0.02  # bfloat16 activations against float32 ones
+    assert tokens == plain
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "reason"),
+    [
+        (WIDE, {"kernels": "mosaic"}, "kernels='mosaic'.*it is for NVIDIA GPUs, this is a cpu"),
+        (TINY_CONFIG, {"kernels": "simulated"}, "kernels='simulated'.*heads have 16 values"),
+        (
+            WIDE | {"intermediate_size": 96},
+            {"kernels": "simulated"},
+            "quant_matmul cannot use 'simulated': the matrix has 96",
+        ),
+    ],
+)
+def test_kernels_that_cannot_serve_are_refused_before_anything_is_compiled(
+    tmp_path: Path, config: dict[str, Any], options: dict[str, Any], reason: str
+) -> None:
+    folder = write_hf_folder(tmp_path, config, random_weights(config))
+    with pytest.raises(ConfigError, match=reason):
+        LLM(folder, **OPTIONS, **options)
