@@ -38,7 +38,7 @@ from workload import load_workload  # noqa: E402
 VARIANTS = (
     Variant(name="baseline"),
     Variant(name="ngram", options={"method": "ngram"}),
-    Variant(name="ngram-always", options={"method": "ngram", "adaptive": False}),
+    Variant(name="ngram-always", options={"method": "ngram"}),
     Variant(name="self-int8", options={"method": "self", "quantization": "int8"}),
     Variant(name="self-int4", options={"method": "self", "quantization": "int4"}),
     Variant(name="self-layers", options={"method": "self"}),
@@ -73,6 +73,7 @@ def speculative(variant: Variant, options: argparse.Namespace) -> dict[str, Any]
     if variant.name == "self-layers":
         made["num_layers"] = options.layers
     if variant.name != "ngram":
+        made["adaptive"] = False
         made["tokens_by_running"] = ((options.at_once, options.drafts),)
     return made
 

@@ -1,9 +1,11 @@
 """The paged cache: shapes by group, where things are written, and that nothing else changes."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax import lax
@@ -22,6 +24,8 @@ from jaxinfer.cache import (
 )
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import Device, cache_bytes, plan_geometry
+from pallas_kernels.paged_attention import HeadScaledPages, Pages, TokenScaledPages
+from pallas_kernels.paged_attention.pages import round_by_head, round_by_token
 from tests.support.records import model_config
 
 PAGE = 4
@@ -48,6 +52,21 @@ def test_shapes_follow_the_groups_and_the_bytes_that_were_planned() -> None:
     )
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(cache)) == cache_bytes(model, geometry)
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(cache))
+
+
+@pytest.mark.parametrize("kv", ["int8", "fp8", "int8_key_only"])
+def test_codes_and_scales_take_the_bytes_that_were_planned(kv: str) -> None:
+    """Fixed scales (one axis) belong to no page."""
+    model = model_config(windows=(0, 8))
+    ask = EngineConfig(max_num_seqs=3, block_size=8, kv_cache_dtype=kv)  # type: ignore[arg-type]
+    geometry = plan_geometry(ask, model, Device(platform="cpu", free_bytes=1 << 30))
+    scales = (((0.5,), (0.25, 0.125)),) * 2 if kv == "fp8" else ()
+    cache = init_cache(model, replace(geometry, kv_scales=scales))
+    leaves = jax.tree.leaves(cache)
+    assert sum(leaf.nbytes for leaf in leaves if leaf.ndim > 1) == cache_bytes(model, geometry)
+    fixed = [np.asarray(leaf).tolist() for leaf in leaves if leaf.ndim == 1]
+    assert fixed == ([[0.5, 0.5]] * 2 + [[0.25, 0.125]] * 2 if kv == "fp8" else [])
+    assert not any(np.asarray(leaf).any() for leaf in leaves if leaf.ndim > 1)
 
 
 def test_where_tokens_go() -> None:
@@ -86,16 +105,69 @@ def test_written_tokens_are_there_and_all_else_is_as_it_was(
     np.testing.assert_array_equal(after[1:], expected[1:])
 
 
+def coded_pages(kind: str, count: int = 10) -> Pages:
+    """Random codes with scales, as a CPU holds them."""
+    numbers, shape = np.random.default_rng(3), (count, 2, PAGE, 6)
+    codes = jnp.asarray(numbers.integers(0, 100, shape), jnp.int8 if kind == "int8" else jnp.uint8)
+    if kind == "int8":
+        scales = numbers.random(shape[:3]).astype(ml_dtypes.bfloat16).view(np.uint16)
+        return TokenScaledPages(codes, jnp.asarray(scales))
+    return HeadScaledPages(codes, jnp.asarray([0.5, 0.25], jnp.float32))
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_written_codes_are_those_of_the_token_alone(kind: str) -> None:
+    """Every other code and scale is as it was: a page's codes are never made anew."""
+    before = coded_pages(kind)
+    new = np.random.default_rng(0).normal(size=(3, 3, 2, 6)).astype(np.float32)
+    starts, lengths = [3, 4, 0], [3, 2, 1]
+    after = jax.jit(write_kv)(before, new, slots_for(starts, lengths, 3))
+    assert type(after) is type(before)
+    held = [np.array(part) for part in before]
+    for row in range(3):
+        for index in range(lengths[row]):
+            position, token = starts[row] + index, jnp.asarray(new[row, index])
+            place = (TABLE[row, position // PAGE], slice(None), position % PAGE)
+            if kind == "fp8":
+                codes = round_by_head(token, before.scales)
+                held[0][place] = np.asarray(codes).view(np.uint8)
+            else:
+                codes, scales = round_by_token(token)
+                held[0][place] = codes
+                held[1][place] = np.asarray(scales).view(np.uint16)
+    for expected, found in zip(held, after, strict=True):
+        pages = slice(1, None) if found.ndim > 1 else slice(None)
+        np.testing.assert_array_equal(np.asarray(found)[pages], expected[pages])
+
+
+def test_fixed_scales_stay_while_pages_come_and_go() -> None:
+    """Copying, reading and writing of pages change codes, and scales where a page has its own."""
+    cache = PagedKV(keys=(coded_pages("int8"),), values=(coded_pages("fp8"),))
+    copied = jax.jit(partial(copy_pages, layer_groups=(0,)))(cache, ids(3), ids(9))
+    content = jax.jit(partial(read_pages, layer_groups=(0,)))(cache, ids([4, 0]))
+    written = jax.jit(partial(write_pages, layer_groups=(0,)))(cache, ids([8, 0]), content)
+    for found, source, target in ((copied, 3, 9), (written, 4, 8)):
+        for old, new in zip(jax.tree.leaves(cache), jax.tree.leaves(found), strict=True):
+            expected = np.array(old)
+            if old.ndim > 1:
+                expected[target] = expected[source]
+            np.testing.assert_array_equal(np.asarray(new), expected)
+
+
 def test_a_write_takes_the_cache_s_own_memory() -> None:
-    """Donated pages are aliased, also where they hold the bits of bfloat16."""
-    for dtype in (jnp.float32, jnp.uint16):
-        pages = jnp.zeros((10, 2, PAGE, 6), dtype)
+    """Donated pages are aliased, also where they hold the bits of bfloat16, or codes."""
+    for dtype in (jnp.float32, jnp.uint16, "int8", "fp8"):
+        if isinstance(dtype, str):
+            pages = coded_pages(dtype, 100)
+        else:
+            pages = jnp.zeros((100, 2, PAGE, 6), dtype)
         new = jnp.ones((3, 3, 2, 6), jnp.float32)
         slots = slots_for([3, 4, 0], [3, 2, 1], 3)
         program = jax.jit(write_kv, donate_argnums=0).lower(pages, new, slots).compile()
         analysis = program.memory_analysis()
-        assert analysis is not None and analysis.alias_size_in_bytes == pages.nbytes
-        assert analysis.temp_size_in_bytes < pages.nbytes  # no second copy, no widened one
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(pages))
+        assert analysis is not None and analysis.alias_size_in_bytes == size
+        assert analysis.temp_size_in_bytes < size  # no second copy, no widened one
 
 
 GROUPS = (0, 1, 0)  # of three layers; the pool of group 1 is smaller

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from jaxinfer.checkpoint.expert_stack import StackedMatrices
 from jaxinfer.checkpoint.gguf_config import read_gguf_config
 from jaxinfer.checkpoint.gguf_file import open_gguf
 from jaxinfer.checkpoint.hf_config import CONFIG_FILE, read_generation_config, read_hf_config
@@ -94,7 +95,7 @@ def open_checkpoint(model: str | Path, *, show_progress: bool = True) -> Checkpo
     )
 
 
-def find_sources(checkpoint: Checkpoint) -> dict[Leaf, LeafSource]:
+def find_sources(checkpoint: Checkpoint) -> dict[Leaf, LeafSource | StackedMatrices]:
     """What fills each leaf of the model, matched and checked; reads no weights.
 
     Raises:

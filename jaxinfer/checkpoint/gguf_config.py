@@ -36,12 +36,13 @@ def read_gguf_config(
     Raises:
         CheckpointError: a needed key or tensor is missing, or a value breaks its rule or
             contradicts the tensors.
-        UnsupportedError: an architecture, experts, rope type, partial rotary embedding or
+        UnsupportedError: an architecture, rope type, partial rotary embedding or
             per-layer sizes that are not run.
     """
     place = str(tensors.files[0])
     name = ConfigReader(metadata, place)["general.architecture"]
-    architecture = architecture_for_gguf(name)
+    has_experts = bool(metadata.get(f"{name}.expert_count", 0))
+    architecture = architecture_for_gguf(name, has_experts=has_experts)
     reader = ConfigReader(_one_per_model(metadata, name, place), place)
     _refuse_variants(reader, name)
     refuse_gguf_variants(reader, name, architecture.gguf_keys, place)
@@ -78,11 +79,6 @@ def _one_per_model(metadata: Mapping[str, Any], name: str, place: str) -> dict[s
 
 
 def _refuse_variants(reader: ConfigReader, name: str) -> None:
-    experts = reader.get(f"{name}.expert_count", 0)
-    if experts:
-        raise UnsupportedError(
-            f"{reader.place}: {name}.expert_count={experts}: mixtures of experts are not supported"
-        )
     if reader.get(f"{name}.attention.causal", True) is not True:
         raise UnsupportedError(f"{reader.place}: {name}.attention.causal=false: decoders only")
 

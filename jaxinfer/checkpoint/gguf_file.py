@@ -4,6 +4,7 @@ Knows the file layout (`gguf_header`) and how to put parts together; does not kn
 keys mean nor which tensors a model needs.
 """
 
+import math
 import mmap
 import re
 from collections.abc import Mapping
@@ -47,13 +48,15 @@ class GgufFiles:
                     )
                 self.infos[name] = info
 
-    def read_rows(self, name: str, start: int, stop: int, dtype: DTypeLike) -> np.ndarray:
-        """Rows `start` to `stop` of the first axis in `dtype`; a tensor of one axis as a whole."""
+    def read_rows(
+        self, name: str, start: int, stop: int, dtype: DTypeLike, *, row_axes: int = 1
+    ) -> np.ndarray:
+        """Rows `start` to `stop` of the first axes in `dtype`; a tensor of one axis as a whole."""
         info = self.infos[name]
         shape, stored = info.shape, _PLAIN.get(info.dtype_name)
         if len(shape) == 1 and stored is None:
             return self._decode(info, 0, info.nbytes)[start:stop].astype(dtype, copy=False)
-        row_bytes = info.nbytes // shape[0]
+        row_bytes = info.nbytes // math.prod(shape[:row_axes])
         place, num_bytes = start * row_bytes, (stop - start) * row_bytes
         if stored is None:
             flat = self._decode(info, place, num_bytes)
@@ -61,7 +64,7 @@ class GgufFiles:
             content = self._maps[info.file]
             count = num_bytes // stored.itemsize
             flat = np.frombuffer(content, stored, count, info.offset + place)
-        return flat.reshape(stop - start, *shape[1:]).astype(dtype, copy=False)
+        return flat.reshape(stop - start, *shape[row_axes:]).astype(dtype, copy=False)
 
     def stored(self, name: str) -> np.ndarray:
         """The tensor's bytes, [rows, bytes of a row], a view of the file."""

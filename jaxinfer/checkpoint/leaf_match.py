@@ -11,19 +11,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jaxinfer.checkpoint.expert_stack import StackedMatrices, find_stack
 from jaxinfer.checkpoint.leaf_rows import take_rows
-from jaxinfer.checkpoint.leaf_source import FloatMatrix, LeafSource, PlainTensor
+from jaxinfer.checkpoint.leaf_source import FloatMatrix, LeafSource, PlainTensor, check_plain
 from jaxinfer.checkpoint.quant_formats.quant_format import QuantFormat
 from jaxinfer.checkpoint.tensor_file import CheckpointKind, TensorInfo, TensorSource
 from jaxinfer.config.model_config import ModelConfig
-from jaxinfer.errors import CheckpointError, UnsupportedError
+from jaxinfer.errors import CheckpointError
 from jaxinfer.models.spec import Leaf
 
 ROPE_DIVISORS = "rope_freqs.weight"
 ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 _HF_HEAD = "lm_head.weight"
-_FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
-_INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F8_E8M0")
 _COMPARED_BYTES = 2**23
 
 
@@ -34,7 +33,7 @@ def match_leaves(
     kind: CheckpointKind,
     *,
     quant_format: QuantFormat | None = None,
-) -> dict[Leaf, LeafSource]:
+) -> dict[Leaf, LeafSource | StackedMatrices]:
     """What fills every leaf: a tensor, or a quantized matrix where `quant_format` knows one.
 
     Raises:
@@ -42,21 +41,31 @@ def match_leaves(
         UnsupportedError: a weight is stored as integers.
     """
     place, infos = tensors.files[0].parent if kind == "hf" else tensors.files[0], tensors.infos
-    names = {leaf: leaf.hf if kind == "hf" else leaf.gguf for leaf in leaves}
+    stacks = {
+        leaf: find_stack(leaf, tensors, kind, quant_format)
+        for leaf in leaves
+        if leaf.stack is not None
+    }
+    names = {leaf: getattr(leaf, kind) for leaf in leaves if leaf not in stacks}
+    if kind == "hf":
+        newer = {leaf: leaf.hf_newer for leaf in names if leaf.hf_newer in infos}
+        names |= {leaf: name for leaf, name in newer.items() if leaf.hf not in infos}
     if kind == "hf" and config.tie_embeddings:
         names = _tied_names(names, infos)
     quantized = _quantized(names, quant_format)
     plain = {leaf: name for leaf, name in names.items() if leaf not in quantized}
     _refuse_missing(plain, infos, str(place))
     for leaf, name in plain.items():
-        _check_tensor(leaf, infos[name])
-    taken = set(plain.values()).union(*(source.tensors for source in quantized.values()))
+        check_plain(infos[name], leaf.stored_shape)
+    made_of_more = [*quantized.values(), *stacks.values()]
+    taken = set(plain.values()).union(*(source.tensors for source in made_of_more))
     if quant_format is not None:
         taken |= quant_format.extra_tensors()
-        taken |= _zero_biases(tensors, quantized)
+        taken |= _zero_biases(tensors, made_of_more)
     _refuse_leftovers(set(infos) - taken, names, config, tensors, str(place))
     whole = {leaf: PlainTensor(info=infos[name], source=tensors) for leaf, name in plain.items()}
-    return {leaf: _part(leaf, quantized.get(leaf) or whole[leaf]) for leaf in leaves}
+    single = {leaf: _part(leaf, source) for leaf, source in {**whole, **quantized}.items()}
+    return {leaf: stacks[leaf] if leaf in stacks else single[leaf] for leaf in leaves}
 
 
 def _part(leaf: Leaf, source: LeafSource) -> LeafSource:
@@ -69,7 +78,7 @@ def _quantized(
 ) -> dict[Leaf, FloatMatrix]:
     found = {}
     for leaf, name in names.items() if quant_format is not None else ():
-        if leaf.role == "matrix" and quant_format is not None:
+        if leaf.role in ("matrix", "router") and quant_format is not None:
             shape = leaf.stored_shape[0], leaf.stored_shape[1]
             matrix = quant_format.matrix(name.removesuffix(".weight"), shape)
             if matrix is not None:
@@ -77,9 +86,12 @@ def _quantized(
     return found
 
 
-def _zero_biases(tensors: TensorSource, quantized: Mapping[Leaf, FloatMatrix]) -> set[str]:
+def _zero_biases(
+    tensors: TensorSource, matrices: Sequence[FloatMatrix | StackedMatrices]
+) -> set[str]:
     """Biases that old GPTQ files hold for layers that have none: all zero, so nothing is lost."""
-    names = {f"{source.name}.bias" for source in quantized.values()} & set(tensors.infos)
+    single = [one for made in matrices for one in getattr(made, "experts", (made,))]
+    names = {f"{one.name}.bias" for one in single} & set(tensors.infos)
     return {name for name in names if not tensors.stored(name).any()}
 
 
@@ -101,19 +113,6 @@ def _refuse_missing(names: Mapping[Leaf, str], infos: Mapping[str, TensorInfo], 
             f"{place} lacks {len(missing)} of the {len(wanted)} tensors that its config asks for: "
             f"{_some(missing)}; fetch it again, or mend the config (a missing tensor is never made "
             "up)"
-        )
-
-
-def _check_tensor(leaf: Leaf, info: TensorInfo) -> None:
-    if info.shape != leaf.stored_shape:
-        raise CheckpointError(
-            f"tensor {info.name!r} in {info.file} has shape {list(info.shape)}, the config asks "
-            f"for {list(leaf.stored_shape)}; config and weights are not of the same model"
-        )
-    if info.dtype_name in _INTEGERS:
-        raise UnsupportedError(
-            f"tensor {info.name!r} in {info.file} is stored as {info.dtype_name}: weights are read "
-            f"from {', '.join(_FLOATS)} and GGUF blocks; it is of a quantization that is not read"
         )
 
 

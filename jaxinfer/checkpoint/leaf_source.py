@@ -15,10 +15,13 @@ import numpy as np
 
 from jaxinfer.checkpoint.bit_fields import unpack_nibbles
 from jaxinfer.checkpoint.tensor_file import TensorInfo, TensorSource
+from jaxinfer.errors import CheckpointError, UnsupportedError
 
 CodeKind = Literal["int4", "int8", "fp8"]
 Addend = Literal["none", "zeros", "offsets"]
 
+_FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+_INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F8_E8M0")
 _LOWEST = {"int4": -8, "int8": -128}
 ROW_STEP = 32  # rows that every packing divides into whole words
 
@@ -38,6 +41,7 @@ class PackedForm:
     shape: (out, in). codes: how wide a code is stored. group, out_group: columns and rows under one
     scale. addend: what is beside the scales. is_permuted: columns lie in an order of their own.
     inputs: how the checkpoint was meant to round the layer's inputs, None for not at all.
+    num_experts: above 0, each array has a leading axis of that many such matrices.
     """
 
     shape: tuple[int, int]
@@ -48,6 +52,7 @@ class PackedForm:
     out_group: int = 1
     is_permuted: bool = False
     inputs: InputRounding | None = None
+    num_experts: int = 0
 
     @property
     def bits(self) -> int:
@@ -70,7 +75,13 @@ class PackedForm:
             arrays["offsets"] = ((groups, rows), self.scale_dtype)
         if self.is_permuted:
             arrays["order"] = ((columns,), np.dtype(np.int32))
-        return arrays
+        stack = (self.num_experts,) if self.num_experts else ()
+        return {name: ((*stack, *shape), dtype) for name, (shape, dtype) in arrays.items()}
+
+    @property
+    def num_elements(self) -> int:
+        """Of all matrices."""
+        return max(1, self.num_experts) * math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
@@ -164,6 +175,24 @@ class PackedMatrix(FloatMatrix):
 
 
 LeafSource = PlainTensor | FloatMatrix
+
+
+def check_plain(info: TensorInfo, shape: tuple[int, ...]) -> None:
+    """Refuses a tensor that cannot be read as floats of this shape.
+
+    Raises:
+        CheckpointError: another shape. UnsupportedError: it is stored as integers.
+    """
+    if info.shape != shape:
+        raise CheckpointError(
+            f"tensor {info.name!r} in {info.file} has shape {list(info.shape)}, the config asks "
+            f"for {list(shape)}; config and weights are not of the same model"
+        )
+    if info.dtype_name in _INTEGERS:
+        raise UnsupportedError(
+            f"tensor {info.name!r} in {info.file} is stored as {info.dtype_name}: weights are read "
+            f"from {', '.join(_FLOATS)} and GGUF blocks; it is of a quantization that is not read"
+        )
 
 
 def decode_rows(form: PackedForm, rows: PackedRows) -> np.ndarray:

@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import DTypeLike
 from tqdm import tqdm
 
 from jaxinfer.checkpoint.checkpoint import Checkpoint, find_sources
+from jaxinfer.checkpoint.expert_stack import StackedMatrices, packed_form
 from jaxinfer.checkpoint.leaf_source import (
     ROW_STEP,
     FloatMatrix,
@@ -35,11 +35,14 @@ _ALIGNMENT = 64  # what the CPU backend needs to use a buffer as it is
 _WEIGHT_DTYPES = ("bfloat16", "float32")
 
 
-def packed_forms(sources: Mapping[Leaf, LeafSource]) -> dict[Leaf, PackedForm]:
+def packed_forms(sources: Mapping[Leaf, LeafSource | StackedMatrices]) -> dict[Leaf, PackedForm]:
     """The leaves that can be kept packed, and how."""
-    return {
-        leaf: source.form for leaf, source in sources.items() if isinstance(source, PackedMatrix)
-    }
+    forms = {leaf: _packable(leaf, source) for leaf, source in sources.items()}
+    return {leaf: form for leaf, form in forms.items() if form is not None}
+
+
+def _packable(leaf: Leaf, source: LeafSource | StackedMatrices) -> PackedForm | None:
+    return packed_form(source) if leaf.role == "matrix" else None
 
 
 def abstract_params(
@@ -72,7 +75,7 @@ def load_params(
     weight_dtype: Any,
     keep_packed: bool = False,
     round_inputs: bool = False,
-    sources: Mapping[Leaf, LeafSource] | None = None,
+    sources: Mapping[Leaf, LeafSource | StackedMatrices] | None = None,
     given: Mapping[Leaf, Any] | None = None,
     place: Place | None = None,
     show_progress: bool = True,
@@ -110,12 +113,11 @@ def load_params(
         with bar:
             for leaf in unread:
                 source = sources[leaf]
-                if keep_packed and isinstance(source, PackedMatrix):
-                    reader = _PackedReader(checkpoint, leaf, source, round_inputs)
-                else:
-                    reader = _FloatReader(checkpoint, leaf, source, _leaf_dtype(leaf, dtype))
-                reader.read(bar)
-                values[leaf] = jax.block_until_ready(reader.placed(place))
+                form = _packable(leaf, source) if keep_packed else None
+                buffers = _read(checkpoint, leaf, source, form, _leaf_dtype(leaf, dtype), bar)
+                placed = {name: place(buffer, leaf) for name, buffer in buffers.items()}
+                record = packed_record(form, placed, round_inputs=round_inputs) if form else None
+                values[leaf] = jax.block_until_ready(record or placed["value"])
     except BaseException:
         # Whoever keeps the traceback must not keep half.
         for array in jax.tree.leaves(list(values.values())):
@@ -137,7 +139,11 @@ def _weight_dtype(weight_dtype: Any) -> np.dtype:
 
 
 def _leaf_dtype(leaf: Leaf, weight_dtype: np.dtype) -> np.dtype:
-    return weight_dtype if leaf.role in ("matrix", "embedding") else np.dtype(np.float32)
+    """Stacks of experts keep the bits of bfloat16: see `layers/expert_tiles.py`."""
+    if leaf.role not in ("matrix", "embedding"):
+        return np.dtype(np.float32)
+    is_stack = leaf.stack is not None and weight_dtype.itemsize == 2
+    return np.dtype(np.uint16) if is_stack else weight_dtype
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -147,8 +153,31 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + num_bytes].view(dtype).reshape(shape)
 
 
+def _read(
+    checkpoint: Checkpoint,
+    leaf: Leaf,
+    source: LeafSource | StackedMatrices,
+    form: PackedForm | None,
+    dtype: np.dtype,
+    bar: Any,
+) -> dict[str, np.ndarray]:
+    """The arrays of a leaf, filled: those of its packed form, or its "value"."""
+    arrays = form.arrays() if form else {"value": (leaf.shape, dtype)}
+    buffers = {name: _aligned_empty(shape, dtype) for name, (shape, dtype) in arrays.items()}
+    stack = source.experts if isinstance(source, StackedMatrices) else None
+    for number, one in enumerate(stack or (source,)):
+        own = {name: buffer[number] if stack else buffer for name, buffer in buffers.items()}
+        if form is not None:
+            _PackedReader(checkpoint, leaf, one, own).read(bar)  # type: ignore[arg-type]
+        else:
+            if dtype == np.uint16:
+                own["value"] = own["value"].view(jax.numpy.bfloat16)
+            _FloatReader(checkpoint, leaf, one, own["value"]).read(bar)  # type: ignore[arg-type]
+    return buffers
+
+
 class _LeafReader:
-    """Reads one leaf, a block of rows at a time."""
+    """Reads one leaf, or one matrix of a stack, a block of rows at a time."""
 
     def __init__(self, checkpoint: Checkpoint, leaf: Leaf, source: LeafSource) -> None:
         self.leaf, self.source = leaf, source
@@ -156,7 +185,7 @@ class _LeafReader:
 
     def read(self, bar: Any) -> None:
         """Fills the buffers; `bar` moves on by the bytes read."""
-        num_rows, num_bytes = self.leaf.shape[0], self.source.num_bytes
+        num_rows, num_bytes = self.source.shape[0], self.source.num_bytes
         step = self._rows_per_block()
         for start in range(0, num_rows, step):
             stop = min(start + step, num_rows)
@@ -166,7 +195,7 @@ class _LeafReader:
     def _rows_per_block(self) -> int:
         """Rows of a block: whole heads where rows of a head change places, whole words and scales
         where several rows share them."""
-        shape = self.leaf.shape
+        shape = self.source.shape
         if len(shape) == 1:
             return max(1, shape[0])
         unit = shape[0] // self.heads if self.heads else 1
@@ -191,10 +220,6 @@ class _LeafReader:
     def read_block(self, start: int, stop: int) -> None:
         raise NotImplementedError
 
-    def placed(self, place: Place) -> Any:
-        """What was read, on its device."""
-        raise NotImplementedError
-
     def refuse_if_not_finite(self, block: np.ndarray, what: str, start: int, stop: int) -> None:
         if block.size and not (math.isfinite(block.min()) and math.isfinite(block.max())):
             raise CheckpointError(
@@ -204,13 +229,13 @@ class _LeafReader:
 
 
 class _FloatReader(_LeafReader):
-    """Reads one leaf into one buffer of floats."""
+    """Reads one matrix or vector into one buffer of floats."""
 
     def __init__(
-        self, checkpoint: Checkpoint, leaf: Leaf, source: LeafSource, dtype: DTypeLike
+        self, checkpoint: Checkpoint, leaf: Leaf, source: LeafSource, value: np.ndarray
     ) -> None:
         super().__init__(checkpoint, leaf, source)
-        self.value = _aligned_empty(leaf.shape, np.dtype(dtype))
+        self.value = value
         self.add = leaf.hf_add if checkpoint.kind == "hf" else 0.0
 
     def read_block(self, start: int, stop: int) -> None:
@@ -220,22 +245,19 @@ class _FloatReader(_LeafReader):
             block = block + np.float32(self.add)
         self.value[start:stop] = block[self.row_order(stop - start)]
 
-    def placed(self, place: Place) -> jax.Array:
-        return place(self.value, self.leaf)
-
 
 class _PackedReader(_LeafReader):
     """Reads one quantized matrix into one buffer for each of its arrays."""
 
     def __init__(
-        self, checkpoint: Checkpoint, leaf: Leaf, source: PackedMatrix, round_inputs: bool
+        self,
+        checkpoint: Checkpoint,
+        leaf: Leaf,
+        source: PackedMatrix,
+        buffers: Mapping[str, np.ndarray],
     ) -> None:
         super().__init__(checkpoint, leaf, source)
-        self.matrix, self.form, self.round_inputs = source, source.form, round_inputs
-        self.buffers = {
-            name: _aligned_empty(shape, dtype)
-            for name, (shape, dtype) in source.form.arrays().items()
-        }
+        self.matrix, self.form, self.buffers = source, source.form, buffers
         if self.form.is_permuted:
             self.buffers["order"][...] = source.read_order()
 
@@ -260,7 +282,3 @@ class _PackedReader(_LeafReader):
             floats.append(rows.addends.astype(np.float32))
         for block in floats:
             self.refuse_if_not_finite(block, "codes or scales of the", start, stop)
-
-    def placed(self, place: Place) -> Any:
-        arrays = {name: place(buffer, self.leaf) for name, buffer in self.buffers.items()}
-        return packed_record(self.form, arrays, round_inputs=self.round_inputs)

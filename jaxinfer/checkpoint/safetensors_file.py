@@ -65,13 +65,15 @@ class SafetensorsFiles:
                 )
             self.infos[name] = info
 
-    def read_rows(self, name: str, start: int, stop: int, dtype: DTypeLike) -> np.ndarray:
-        """Rows `start` to `stop` of the first axis in `dtype`; a view where it is stored so."""
+    def read_rows(
+        self, name: str, start: int, stop: int, dtype: DTypeLike, *, row_axes: int = 1
+    ) -> np.ndarray:
+        """Rows `start` to `stop` of the first axes in `dtype`; a view where it is stored so."""
         info = self.infos[name]
-        stored, row = _DTYPES[info.dtype_name], math.prod(info.shape[1:])
+        stored, row = _DTYPES[info.dtype_name], math.prod(info.shape[row_axes:])
         offset = info.offset + start * row * stored.itemsize
         flat = np.frombuffer(self._maps[info.file], stored, (stop - start) * row, offset)
-        return flat.reshape(stop - start, *info.shape[1:]).astype(dtype, copy=False)
+        return flat.reshape(stop - start, *info.shape[row_axes:]).astype(dtype, copy=False)
 
     def stored(self, name: str) -> np.ndarray:
         """The whole tensor in its own dtype, a view of the file."""

@@ -4,7 +4,6 @@ Puts together what the checkpoint stores, what was asked (`quantization`, `weigh
 runs; reads no weights. `load` does as it says.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxinfer.checkpoint.checkpoint import Checkpoint, find_sources
+from jaxinfer.checkpoint.expert_stack import StackedMatrices
 from jaxinfer.checkpoint.leaf_source import FloatMatrix, LeafSource, PackedForm
 from jaxinfer.checkpoint.load import packed_forms
 from jaxinfer.checkpoint.round_to_nearest import RoundedMatrix
@@ -22,6 +22,8 @@ from jaxinfer.config.quantization import Quantization, choose_weight_form
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.spec import Architecture, Leaf
 
+Source = LeafSource | StackedMatrices
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
@@ -29,7 +31,7 @@ class Storage:
     or "dequantized", of all that could be either; reason: why.
     round_inputs: inputs of packed layers are rounded where the checkpoint says how."""
 
-    sources: Mapping[Leaf, LeafSource]
+    sources: Mapping[Leaf, Source]
     packed: Mapping[Leaf, PackedForm]
     form: str
     reason: str
@@ -40,7 +42,7 @@ class Storage:
         """Elements of the matrices that stay packed, and their bytes."""
         forms = self.packed.values()
         return PackedShare(
-            num_elements=sum(math.prod(form.shape) for form in forms),
+            num_elements=sum(form.num_elements for form in forms),
             num_bytes=sum(form.num_bytes for form in forms),
         )
 
@@ -149,13 +151,27 @@ def _storage(
     )
 
 
-def _rounded(
-    leaf: Leaf, source: LeafSource, quantization: Quantization, num_layers: int
-) -> LeafSource:
-    if leaf.role != "matrix" or len(leaf.shape) != 2:
+def _rounded(leaf: Leaf, source: Source, quantization: Quantization, num_layers: int) -> Source:
+    if leaf.role != "matrix":
         return source
-    method = quantization.method_of(leaf.hf.removesuffix(".weight"), num_layers)
+    layer = leaf.hf.removesuffix(".weight")
+    if isinstance(source, StackedMatrices):
+        names = [layer.format(expert=expert) for expert in range(len(source.experts))]
+        methods = {quantization.method_of(name, num_layers) for name in names}
+        if len(methods) > 1:
+            raise ConfigError(
+                f"quantization overrides keep the experts {layer} as {', '.join(sorted(methods))}: "
+                "all experts of a layer are kept alike; write a pattern that all of them match"
+            )
+        method = methods.pop()
+        return StackedMatrices(
+            [_rounded_matrix(one, method, quantization) for one in source.experts]
+        )
+    return _rounded_matrix(source, quantization.method_of(layer, num_layers), quantization)
+
+
+def _rounded_matrix(source: LeafSource, method: str, quantization: Quantization) -> LeafSource:
     if method == "float":
         return source
-    group = quantization.group_of(method, leaf.shape[1])
+    group = quantization.group_of(method, source.shape[1])
     return RoundedMatrix(source, method, group)  # type: ignore[arg-type]  # checked there

@@ -43,8 +43,11 @@ class TensorSource(Protocol):
     @property
     def files(self) -> tuple[Path, ...]: ...
 
-    def read_rows(self, name: str, start: int, stop: int, dtype: DTypeLike) -> np.ndarray:
-        """Rows `start` to `stop` of the first axis, decoded.
+    def read_rows(
+        self, name: str, start: int, stop: int, dtype: DTypeLike, *, row_axes: int = 1
+    ) -> np.ndarray:
+        """Rows `start` to `stop` of the first axis, decoded; with `row_axes` 2 of the first two
+        axes as if they were one.
 
         Where nothing has to be converted the result may be a read-only view of the file.
         """

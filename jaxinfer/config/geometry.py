@@ -68,7 +68,8 @@ class Geometry:
     speculation; verify_widths: rows of each verify program, ascending; draft_layer_groups: the
     cache group of each layer of a draft model that has pages of its own. kv_dtype: a name of
     `KV_CACHE_DTYPES` but "auto". kv_scales: of an fp8 cache, for each layer the fixed scales of its
-    keys and of its values, one or one a kv head; empty where all are 1.
+    keys and of its values, one or one a kv head; empty where all are 1. expert_kernel: as
+    `layers.moe.moe` takes it.
     """
 
     max_model_len: int
@@ -93,6 +94,7 @@ class Geometry:
     logprobs_mode: Literal["raw", "processed"] = "raw"
     kv_scales: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()
     norm_kernel: str = "auto"
+    expert_kernel: str = "tiles"
 
     @property
     def page_kinds(self) -> tuple[str, str]:
@@ -143,25 +145,14 @@ def plan_geometry(
         CapacityError: the weights, or one request of max_model_len, do not fit.
     """
     max_len = _max_model_len(ask, model)
-    page, chunk, slots = _sizes(ask, device)
-    _check_threshold(ask, chunk)
-    windows = tuple(sorted(set(model.windows)))
+    page, chunk, rows, slots = _sizes(ask, device)
+    windows, groups, drafted = _cache_groups(model, drafts.model)
     weight, activation, kv = _dtypes(ask, device)
-    rows = _prefill_rows(ask, chunk)
     needs = tuple(pages_needed(max_len, page, window, chunk * rows[-1]) for window in windows)
-    groups = tuple(windows.index(window) for window in model.windows)
-    weights = weights_bytes(model, weight, packed)
-    weights += drafts.num_floats * DTYPE_BYTES[weight] + drafts.packed_bytes
-    budget = _pool_budget(ask, device, weights)
-    draft_groups = _draft_groups(windows, drafts.model)
-    page_bytes = _group_page_bytes(
-        (model, groups),
-        (drafts.model, draft_groups),
-        page_tokens=page,
-        kinds=page_kinds(kv, activation),
-    )
-    if device.platform == "cpu":
-        budget = min(budget, max(CPU_POOL_BYTES, _request_bytes(needs, page_bytes)))
+    kinds = page_kinds(kv, activation)
+    page_bytes = _group_page_bytes((model, groups), (drafts.model, drafted), page=page, kinds=kinds)
+    weights = weights_bytes(model, weight, packed, drafts)
+    budget = _pool_budget(ask, device, weights, _request_bytes(needs, page_bytes))
     return Geometry(
         max_model_len=max_len,
         num_slots=slots,
@@ -182,7 +173,7 @@ def plan_geometry(
         logprobs_mode=ask.logprobs_mode,
         draft_tokens=_draft_tokens(ask, max_len),
         verify_widths=_verify_widths(ask, slots, device),
-        draft_layer_groups=draft_groups,
+        draft_layer_groups=drafted,
     )
 
 
@@ -199,14 +190,26 @@ def pages_needed(tokens: int, page_tokens: int, window: int, step_tokens: int) -
 
 
 def weights_bytes(
-    model: ModelConfig, weight_dtype: str, packed: PackedShare = NOTHING_PACKED
+    model: ModelConfig,
+    weight_dtype: str,
+    packed: PackedShare = NOTHING_PACKED,
+    drafts: DraftNeeds = NO_DRAFTS,
 ) -> int:
     """Bytes of the matrices and embeddings (norms and biases are too small to matter here)."""
     attention = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim * model.hidden_size
-    mlp = 3 * model.mlp_size * model.hidden_size
+    mlps = sum(_mlp_sizes(model)) * 3 * model.hidden_size
     outer = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
-    floats = model.num_layers * (attention + mlp) + outer - packed.num_elements
-    return floats * DTYPE_BYTES[weight_dtype] + packed.num_bytes
+    floats = model.num_layers * attention + mlps + outer - packed.num_elements + drafts.num_floats
+    return floats * DTYPE_BYTES[weight_dtype] + packed.num_bytes + drafts.packed_bytes
+
+
+def _mlp_sizes(model: ModelConfig) -> list[int]:
+    """F of each layer; of all experts together where it has them."""
+    experts = model.experts
+    if experts is None:
+        return [model.mlp_size] * model.num_layers
+    every = experts.num_experts * experts.mlp_size
+    return [every if is_sparse else model.mlp_size for is_sparse in experts.is_sparse]
 
 
 def kv_token_bytes(model: ModelConfig, kinds: tuple[str, str]) -> int:
@@ -222,7 +225,7 @@ def cache_bytes(model: ModelConfig, geometry: Geometry, draft: ModelConfig | Non
     page_bytes = _group_page_bytes(
         (model, geometry.layer_groups),
         (draft, geometry.draft_layer_groups),
-        page_tokens=geometry.page_tokens,
+        page=geometry.page_tokens,
         kinds=geometry.page_kinds,
     )
     return sum(count * size for count, size in zip(geometry.num_pages, page_bytes, strict=True))
@@ -237,14 +240,12 @@ def _check_threshold(ask: EngineConfig, chunk: int) -> None:
         )
 
 
-def _sizes(ask: EngineConfig, device: Device) -> tuple[int, int, int]:
-    """(tokens a page, tokens a chunk, slots)."""
+def _sizes(ask: EngineConfig, device: Device) -> tuple[int, int, tuple[int, ...], int]:
+    """(tokens a page, tokens a chunk, chunks a prefill step, slots)."""
     tokens, slots = (64, 32) if device.platform == "cpu" else (128, 64)
-    return (
-        ask.block_size or tokens,
-        ask.prefill_chunk_tokens or tokens,
-        ask.max_num_seqs or slots,
-    )
+    chunk = ask.prefill_chunk_tokens or tokens
+    rows = _prefill_rows(ask, chunk)
+    return ask.block_size or tokens, chunk, rows, ask.max_num_seqs or slots
 
 
 def _max_model_len(ask: EngineConfig, model: ModelConfig) -> int:
@@ -268,6 +269,7 @@ def _dtypes(ask: EngineConfig, device: Device) -> tuple[str, str, str]:
 
 
 def _prefill_rows(ask: EngineConfig, chunk: int) -> tuple[int, ...]:
+    _check_threshold(ask, chunk)
     if ask.max_num_batched_tokens is None:
         return (1, 4)
     if ask.max_num_batched_tokens < chunk:
@@ -308,6 +310,13 @@ def _verify_widths(ask: EngineConfig, slots: int, device: Device) -> tuple[int, 
     return tuple(sorted({widths[0], widest}))
 
 
+def _cache_groups(model: ModelConfig, draft: ModelConfig | None) -> tuple[tuple[int, ...], ...]:
+    """The window of each cache group, and the group of each layer of the model and the draft's."""
+    windows = tuple(sorted(set(model.windows)))
+    groups = tuple(windows.index(window) for window in model.windows)
+    return windows, groups, _draft_groups(windows, draft)
+
+
 def _draft_groups(windows: tuple[int, ...], draft: ModelConfig | None) -> tuple[int, ...]:
     """The cache group of each layer of a draft model: the narrowest that keeps what it looks at.
 
@@ -329,18 +338,16 @@ def _draft_groups(windows: tuple[int, ...], draft: ModelConfig | None) -> tuple[
 
 
 def _group_page_bytes(
-    *models: tuple[ModelConfig | None, tuple[int, ...]],
-    page_tokens: int,
-    kinds: tuple[str, str],
+    *models: tuple[ModelConfig | None, tuple[int, ...]], page: int, kinds: tuple[str, str]
 ) -> tuple[int, ...]:
     """Bytes of a page of each cache group: that of all layers in it, of all models.
 
-    models: each with the group of each layer that has pages of its own.
+    models: each with the group of each layer that has pages of its own. page: tokens in one.
     """
     num_groups = 1 + max(group for _, groups in models for group in groups)
     return tuple(
         sum(
-            groups.count(group) * page_tokens * kv_token_bytes(model, kinds)
+            groups.count(group) * page * kv_token_bytes(model, kinds)
             for model, groups in models
             if model is not None
         )
@@ -348,7 +355,8 @@ def _group_page_bytes(
     )
 
 
-def _pool_budget(ask: EngineConfig, device: Device, weights: int) -> int:
+def _pool_budget(ask: EngineConfig, device: Device, weights: int, request_bytes: int) -> int:
+    """Bytes that pages may take; request_bytes: of one request of full length."""
     budget = int(device.free_bytes * ask.gpu_memory_utilization) - weights
     if budget <= 0:
         raise CapacityError(
@@ -356,7 +364,8 @@ def _pool_budget(ask: EngineConfig, device: Device, weights: int) -> int:
             f"{device.free_bytes:,} bytes are there (gpu_memory_utilization); "
             "use a smaller model or free memory"
         )
-    return budget
+    on_cpu = device.platform == "cpu"
+    return min(budget, max(CPU_POOL_BYTES, request_bytes)) if on_cpu else budget
 
 
 def _request_bytes(needs: tuple[int, ...], page_bytes: tuple[int, ...]) -> int:

@@ -7,6 +7,7 @@ Does not know files or formats (`checkpoint/` fills it) nor what was decided for
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxinfer.config.expert_config import ExpertConfig
 from jaxinfer.config.rope_config import RopeConfig
 from jaxinfer.errors import CheckpointError
 
@@ -20,7 +21,7 @@ class ModelConfig:
     Axis letters: E hidden_size, L num_layers, H num_heads, K num_kv_heads, D head_dim, F mlp_size,
     V vocab_size. `windows[i]` is layer i's sliding window in tokens (the token itself included),
     0 for full attention; `layer_ropes[i]` is its index into `ropes`, None where it turns nothing. A
-    softcap of 0 is off.
+    softcap of 0 is off. `mlp_size` is of dense mlps; `experts` is None where all are.
     """
 
     architecture: str  # a name in models/registry.py
@@ -46,6 +47,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     attention_softcap: float = 0.0
     final_softcap: float = 0.0
+    experts: ExpertConfig | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -64,6 +66,11 @@ class ModelConfig:
         if self.head_dim % 2:
             raise CheckpointError(
                 f"head_dim={self.head_dim} must be even: rotary embeddings turn pairs"
+            )
+        if self.experts is not None and len(self.experts.is_sparse) != self.num_layers:
+            raise CheckpointError(
+                f"experts.is_sparse has {len(self.experts.is_sparse)} entries for "
+                f"{self.num_layers} layers; mend the config"
             )
         for name in ("windows", "layer_ropes"):
             if len(getattr(self, name)) != self.num_layers:

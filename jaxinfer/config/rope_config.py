@@ -153,11 +153,12 @@ def rotary_size(head_dim: int, fraction: float) -> int:
     """`rotary_dim` of a partial rotary embedding: 0 where the whole head is turned.
 
     Raises:
-        CheckpointError: a fraction that is not above 0 and at most 1.
+        CheckpointError: a fraction that is not above 0 and at most 1, or too small for a pair.
     """
-    if not 0 < fraction <= 1:
+    if not 0 < fraction <= 1 or int(head_dim * fraction) < 2:
         raise CheckpointError(
-            f"partial_rotary_factor={fraction} must be above 0 and at most 1; mend the config"
+            f"partial_rotary_factor={fraction} must be above 0 and at most 1, and leave a pair of "
+            f"the head's {head_dim} values to turn; mend the config"
         )
     return 0 if fraction == 1 else int(head_dim * fraction)
 

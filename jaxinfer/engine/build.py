@@ -109,7 +109,7 @@ def build_engine(
         ask=ask,
         intake=intake,
         runner=runner,
-        drafter=_drafter(ask, geometry, drafting),
+        drafter=_drafter(ask, geometry, drafting, shapes),
         metrics=metrics,
         timeline=timeline,
     )
@@ -158,14 +158,25 @@ def _seed(ask: EngineConfig) -> int:
 
 
 def _drafter(
-    ask: EngineConfig, geometry: Geometry, draft: ModelConfig | None
+    ask: EngineConfig, geometry: Geometry, draft: ModelConfig | None, shapes: Any
 ) -> NgramDrafter | ModelDrafter | None:
     if ask.speculative_config is None:
         return None
     widest = geometry.verify_widths[-1]
     if draft is None:
         return NgramDrafter(ask.speculative_config, widest)
-    return ModelDrafter(ask.speculative_config, widest, draft.max_position)
+    model = {name: part for name, part in shapes.items() if name != "draft"}
+    cost = _num_bytes(shapes["draft"]) / _num_bytes(model)
+    drafter = ModelDrafter(
+        ask.speculative_config, widest, max_position=draft.max_position, cost=cost
+    )
+    if ask.speculative_config.adaptive and not drafter.can_pay:
+        _log.warning(
+            "speculative_config: drafting a token reads %.0f %% of what a decode step reads here, "
+            "which cannot pay: nothing is drafted; adaptive=False drafts all the same",
+            100 * cost,
+        )
+    return drafter
 
 
 @contextmanager
@@ -179,8 +190,9 @@ def _closed_on_error(timeline: Any) -> Iterator[None]:
 
 def _report(geometry: Geometry, storage: Storage, memory: MemoryPlan) -> None:
     _log.info("weights = %r: %s", storage.form, storage.reason)
+    by_layer = ("layer_groups", "draft_layer_groups", "kv_scales")  # too long to be shown
     for setting in fields(geometry):
-        if setting.name not in ("layer_groups", "kv_scales"):  # as many as there are layers
+        if setting.name not in by_layer:
             _log.info("%s = %r", setting.name, getattr(geometry, setting.name))
     for line in memory.lines():
         _log.info(line)

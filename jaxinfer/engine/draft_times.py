@@ -4,16 +4,15 @@ A round is what makes the tokens of one verify step: drafting, on the host or th
 step. Knows times that it is told; reads no clock.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from statistics import median
+
+_NUM_KEPT = 32  # decode steps of a width; a median, since the first ones are slow
 
 
-@dataclass(slots=True)
-class _Plain:
-    """Decode steps of one width."""
-
-    num_steps: int = 0
-    seconds: float = 0.0
+def _recent() -> deque[float]:
+    return deque(maxlen=_NUM_KEPT)
 
 
 @dataclass(slots=True)
@@ -21,7 +20,7 @@ class DraftTimes:
     """Running totals.
 
     instead_seconds: what the tokens of all rounds would have taken without drafts: for each round
-    its tokens a row times a decode step of its width, as long as those took on average so far.
+    its tokens a row times a decode step of its width, as long as those took of late.
     """
 
     num_rounds: int = 0
@@ -29,13 +28,11 @@ class DraftTimes:
     verify_seconds: float = 0.0
     instead_seconds: float = 0.0
     compared_seconds: float = 0.0  # of rounds that there was a decode step to compare with
-    _plain: defaultdict[int, _Plain] = field(default_factory=lambda: defaultdict(_Plain))
+    _plain: defaultdict[int, deque[float]] = field(default_factory=lambda: defaultdict(_recent))
 
     def see_decode(self, width: int, seconds: float) -> None:
         """Notes a step without drafts; width: rows of its program."""
-        plain = self._plain[width]
-        plain.num_steps += 1
-        plain.seconds += seconds
+        self._plain[width].append(seconds)
 
     def see_round(
         self, width: int, *, draft_s: float, verify_s: float, tokens_a_row: float
@@ -44,9 +41,8 @@ class DraftTimes:
         self.num_rounds += 1
         self.draft_seconds += draft_s
         self.verify_seconds += verify_s
-        plain = self._plain.get(width)
-        if plain is not None:
-            self.instead_seconds += tokens_a_row * plain.seconds / plain.num_steps
+        if plain := self._plain.get(width):
+            self.instead_seconds += tokens_a_row * median(plain)
             self.compared_seconds += draft_s + verify_s
 
     def numbers(self) -> dict[str, float]:

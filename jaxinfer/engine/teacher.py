@@ -3,6 +3,8 @@
 Uses slot 0 and the pages of an engine that is idle; knows no requests.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jaxinfer.config.step_plan import DecodePlan, PrefillPlan, empty_sampling
@@ -11,17 +13,23 @@ from jaxinfer.scheduler.page_tables import PageTables
 
 
 def forced_logits(
-    runner: Runner, pages: PageTables, token_ids: list[int], *, decode_from: int | None = None
+    runner: Runner,
+    pages: PageTables,
+    token_ids: list[int],
+    *,
+    decode_from: int | None = None,
+    places: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """Logits after each of the tokens.
+    """Logits after each of the tokens, or after those at `places`.
 
     Args:
         token_ids: T ids, checked.
         decode_from: tokens from this place on (at least 1) go in one by one through the decode
             step, the others through prefill; None prefills them all.
+        places: indices into the tokens; None is every one.
 
     Returns:
-        [T, V] f32.
+        [T, V] or [places, V] f32.
     """
     split = len(token_ids) if decode_from is None else decode_from
     opened = pages.open(0, len(token_ids))
@@ -34,7 +42,8 @@ def forced_logits(
         hidden += [
             _decode_one(runner, pages, token_ids[at], at) for at in range(split, len(token_ids))
         ]
-        return runner.logits(np.concatenate(hidden))
+        rows = np.concatenate(hidden)
+        return runner.logits(rows if places is None else rows[np.asarray(places)])
     finally:
         pages.release(0)
 

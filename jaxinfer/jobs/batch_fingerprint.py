@@ -77,7 +77,8 @@ def engine_fingerprint(model: str, geometry: Any) -> str:
     Args:
         model: the fingerprint of the model. geometry: of the engine.
     """
-    names = ("weight_dtype", "activation_dtype", "kv_dtype", "attention_kernel", "max_model_len")
+    names = ("weight_dtype", "activation_dtype", "kv_dtype", "attention_kernel", "expert_kernel")
+    names += ("max_model_len",)
     return _digest([model, *(f"{name}={getattr(geometry, name, None)}" for name in names)])[:12]
 
 

@@ -94,6 +94,7 @@ def describe_config(config: ModelConfig) -> Section:
         "kv_heads": config.num_kv_heads,
         "head_size": config.head_dim,
         "mlp_width": config.mlp_size,
+        "experts": _describe_experts(config),
         "vocabulary": config.vocab_size,
         "tied_embeddings": config.tie_embeddings,
         "rope": ", ".join(
@@ -103,6 +104,14 @@ def describe_config(config: ModelConfig) -> Section:
         "window_layers": sum(window > 0 for window in config.windows),
         "window_tokens": ", ".join(map(str, windows)) or None,
     }
+
+
+def _describe_experts(config: ModelConfig) -> str | None:
+    if config.experts is None:
+        return None
+    one = config.experts
+    where = f"{sum(one.is_sparse)} of {config.num_layers} layers"
+    return f"{one.num_chosen} of {one.num_experts}, width {one.mlp_size}, in {where}"
 
 
 def describe_device(device: Device) -> Section:

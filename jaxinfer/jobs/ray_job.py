@@ -87,6 +87,8 @@ def ray_batch(
     if refused:
         raise ConfigError(f"{refused[0]} has no meaning for ray_batch; leave it out")
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"output={str(folder)!r} is a file; on a cluster it must be a folder")
     folder.mkdir(parents=True, exist_ok=True)
     ask = BatchSettings(
         source=str(source),

@@ -3,11 +3,25 @@
 An architecture's file takes these and changes what differs. Knows names, not files.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.layers.weights import BiasedWeight, Weight
-from jaxinfer.models.spec import Leaf
+from jaxinfer.models.spec import ExpertStack, Leaf
+
+
+class ExpertNames(NamedTuple):
+    """What a family calls its experts in Hugging Face files.
+
+    block: the module beside the norms; newer_block: what files with the experts of a layer in one
+    tensor call it. gate, up, down: the matrices of one expert.
+    """
+
+    block: str
+    gate: str
+    up: str
+    down: str
+    newer_block: str = "mlp"
 
 
 def matrix(
@@ -97,6 +111,63 @@ def mlp_leaves(config: ModelConfig, layer: int) -> dict:
         "up": matrix(f"{hf}.up_proj", f"{gguf}_up", inward, ("mlp", "embed"), bias=bias),
         "down": matrix(f"{hf}.down_proj", f"{gguf}_down", outward, ("embed", "mlp"), bias=bias),
     }
+
+
+def expert_leaves(config: ModelConfig, layer: int, hf_names: ExpertNames) -> dict:
+    """The router and the stacked gate, up and down of the experts of one layer."""
+    experts = config.experts
+    assert experts is not None
+    hf, gguf = f"model.layers.{layer}.{hf_names.block}", f"blk.{layer}.ffn"
+    newer = f"model.layers.{layer}.{hf_names.newer_block}"
+    count, width, size = experts.num_experts, config.hidden_size, experts.mlp_size
+    inward, outward = (count, size, width), (count, width, size)
+    router: Any = Leaf(
+        role="router",
+        shape=(count, width),
+        axes=("experts", "embed"),
+        hf=f"{hf}.gate.weight",
+        hf_newer=f"{newer}.gate.weight",
+        gguf=f"{gguf}_gate_inp.weight",
+    )
+    axes = ("experts", "mlp", "embed")
+    names = (hf, newer, gguf)
+    stacks = {
+        "gate": _stack(names, "gate", hf_names.gate, inward, axes, fused=(0, 2)),
+        "up": _stack(names, "up", hf_names.up, inward, axes, fused=(1, 2)),
+        "down": _stack(names, "down", hf_names.down, outward, (axes[0], axes[2], axes[1])),
+    }
+    return {"router": Weight(value=router), "experts": stacks}
+
+
+def _stack(
+    names: tuple[str, str, str],
+    name: str,
+    hf_name: str,
+    shape: tuple[int, int, int],
+    axes: tuple[str, str, str],
+    *,
+    fused: tuple[int, int] | None = None,
+) -> Weight:
+    """A stack's record of leaves.
+
+    names: the block in Hugging Face files, in newer ones, and in GGUF files. fused: (place, parts)
+    of one that newer files keep together with another.
+    """
+    hf, newer, gguf = names
+    together = "gate_up_proj" if fused else f"{name}_proj"
+    part, num_parts = fused or (0, 1)
+    stack = ExpertStack(
+        hf_each=f"{hf}.experts.{{expert}}.{hf_name}.weight",
+        gguf_each=f"{gguf}_{name}.{{expert}}.weight",
+        gguf_all=f"{gguf}_{name}_exps.weight",
+        hf_all=f"{newer}.experts.{together}",
+        hf_part=part,
+        hf_num_parts=num_parts,
+    )
+    leaf: Any = Leaf(
+        role="matrix", shape=shape, axes=axes, hf=stack.hf_each, gguf=stack.gguf_all, stack=stack
+    )
+    return Weight(value=leaf)
 
 
 def outer_leaves(config: ModelConfig, *, hf_add: float = 0.0) -> dict:

@@ -6,18 +6,22 @@ from jaxinfer.models.gemma2 import GEMMA2
 from jaxinfer.models.gemma3 import GEMMA3
 from jaxinfer.models.llama import LLAMA
 from jaxinfer.models.mistral import MISTRAL
+from jaxinfer.models.mixtral import MIXTRAL
 from jaxinfer.models.olmo2 import OLMO2
 from jaxinfer.models.phi3 import PHI3
 from jaxinfer.models.qwen2 import QWEN2
 from jaxinfer.models.qwen3 import QWEN3
+from jaxinfer.models.qwen3_moe import QWEN3_MOE
 from jaxinfer.models.smollm3 import SMOLLM3
 from jaxinfer.models.spec import Architecture
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     LLAMA,
     MISTRAL,
+    MIXTRAL,
     QWEN2,
     QWEN3,
+    QWEN3_MOE,
     GEMMA,
     GEMMA2,
     GEMMA3,
@@ -37,9 +41,11 @@ def architecture_for_hf(model_type: str) -> Architecture:
     return _find("model_type", model_type, [(a, a.hf_model_types) for a in ARCHITECTURES])
 
 
-def architecture_for_gguf(name: str) -> Architecture:
-    """The architecture that serves a GGUF file's `general.architecture`."""
-    return _find("general.architecture", name, [(a, a.gguf_names) for a in ARCHITECTURES])
+def architecture_for_gguf(name: str, *, has_experts: bool = False) -> Architecture:
+    """The architecture of a GGUF file's `general.architecture`, with experts or without."""
+    table = [(a, a.gguf_names) for a in ARCHITECTURES if a.has_experts == has_experts]
+    key = "general.architecture" + (" with experts" if has_experts else "")
+    return _find(key, name, table)
 
 
 def _find(key: str, wanted: str, table: list[tuple[Architecture, tuple[str, ...]]]) -> Architecture:

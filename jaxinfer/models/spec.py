@@ -10,16 +10,17 @@ from typing import Any, Literal
 
 from jaxinfer.config.model_config import ModelConfig
 
-LeafRole = Literal["embedding", "matrix", "norm", "bias"]
+LeafRole = Literal["embedding", "matrix", "router", "norm", "bias"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
     """One parameter array: what it looks like and where a checkpoint keeps it.
 
-    Norms and biases are kept in float32, embeddings and matrices in the model's weight dtype.
+    Norms, biases and routers are kept in float32, embeddings and matrices in the model's weight
+    dtype.
 
-    shape: as the model uses it, matrices `[out, in]`.
+    shape: as the model uses it, matrices `[out, in]`, those of experts `[experts, out, in]`.
     axes: a logical name for each axis (for sharding).
     hf: tensor name in a Hugging Face checkpoint.
     gguf: tensor name in a GGUF file.
@@ -28,6 +29,8 @@ class Leaf:
         rotary pairs interleaved; they are put back into halves (FORMATS: llama's q and k).
     stored_rows: above 0, the tensor has that many rows and fills other leaves too (fused q, k and
         v); this one is made of those from `first_row` on.
+    hf_newer: what newer Hugging Face files may call it; empty where all call it the same.
+    stack: how the parts of an array with an axis of experts are named, None for other arrays.
     """
 
     role: LeafRole
@@ -39,11 +42,33 @@ class Leaf:
     gguf_interleaved_heads: int = 0
     stored_rows: int = 0
     first_row: int = 0
+    hf_newer: str = ""
+    stack: "ExpertStack | None" = None
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """Of the tensor in the file."""
         return (self.stored_rows or self.shape[0], *self.shape[1:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertStack:
+    """The tensors that may hold an array `[experts, out, in]`: one an expert, or one of them all.
+
+    Names of one expert have "{expert}" for its number; names come as in `Leaf`.
+
+    hf_each, gguf_each: one tensor an expert, [out, in].
+    gguf_all: one tensor [experts, out, in].
+    hf_all: one tensor [experts, parts · out, in], and the part of its rows that is meant: gate and
+        up may be stored one above the other.
+    """
+
+    hf_each: str
+    gguf_each: str
+    gguf_all: str
+    hf_all: str
+    hf_part: int = 0
+    hf_num_parts: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +78,7 @@ class Architecture:
     name: what `ModelConfig.architecture` holds.
     hf_model_types: values of config.json's `model_type` that this family serves.
     gguf_names: values of `general.architecture` that it serves.
+    has_experts: it serves the files of those names that have experts, otherwise those without.
     hf_defaults: what an absent key of config.json means in this family. A key that changes what
         other models compute is honoured here, and must be read, if it is in this table.
     gguf_keys: keys of that kind, without the architecture's name, that `from_gguf` reads.
@@ -71,6 +97,7 @@ class Architecture:
     from_gguf: Callable[[Mapping[str, Any], Set[str]], dict[str, Any]]
     leaves: Callable[[ModelConfig], Any]
     forward: Callable[..., Any]
+    has_experts: bool = False
     gguf_keys: tuple[str, ...] = ()
 
     @property

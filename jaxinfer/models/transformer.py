@@ -15,6 +15,7 @@ from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.layers.attention import paged_self_attention
 from jaxinfer.layers.linear import linear, matmul
 from jaxinfer.layers.mlp import gated_mlp
+from jaxinfer.layers.moe import moe
 from jaxinfer.layers.norm import rms_norm
 from jaxinfer.layers.rope import RopeTable, rope_table
 from pallas_kernels.paged_attention import Pages
@@ -132,8 +133,19 @@ def _block(
     )
     x = x + _out_norm(out, weights, "attention_out_norm", config, geometry).astype(x.dtype)
     normed = _in_norm(x, weights, "mlp_norm", config, geometry)
-    out = gated_mlp(normed, weights, config.activation)
+    out = _mlp(normed, weights, slots, config, geometry.expert_kernel)
     return x + _out_norm(out, weights, "mlp_out_norm", config, geometry).astype(x.dtype), pages
+
+
+def _mlp(
+    x: jax.Array, weights: dict, slots: PageSlots, config: ModelConfig, kernel: str
+) -> jax.Array:
+    if "experts" not in weights:
+        return gated_mlp(x, weights, config.activation)
+    assert config.experts is not None
+    is_real = jnp.arange(x.shape[1], dtype=jnp.int32)[None, :] < slots.lengths[:, None]
+    options = {"experts": config.experts, "activation": config.activation, "kernel": kernel}
+    return moe(x, weights, is_real, **options)
 
 
 def _in_norm(

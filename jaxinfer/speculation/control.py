@@ -16,6 +16,7 @@ ACCEPTED_THAT_PAY = (
     0.7  # accepted tokens a verify step, on average: below, it costs more than it gives
 )
 PROBE_EVERY = 24  # steps of a request between drafts that are only tried
+FIRST_TRIES = 4  # drafts of a request by a model before its average says anything
 NEW_SHARE = 0.25  # weight of the newest step in the average
 DEFAULT_RUNNING = 4  # running requests up to which drafting pays where nothing was set
 
@@ -32,6 +33,7 @@ class Control(ABC):
 
     def __init__(self, config: SpeculativeConfig, max_rows: int) -> None:
         self.config = config
+        self.accepted_that_pay = ACCEPTED_THAT_PAY
         self.counts = DraftCounts()
         table = config.tokens_by_running
         if table is None:
@@ -44,7 +46,7 @@ class Control(ABC):
 
     def is_due(self, request: Request) -> bool:
         """True if the request should draft in the next step."""
-        if not self.config.adaptive or request.drafts_accepted >= ACCEPTED_THAT_PAY:
+        if not self.config.adaptive or request.drafts_accepted >= self.accepted_that_pay:
             return True
         return request.num_undrafted >= PROBE_EVERY
 
@@ -88,13 +90,28 @@ class ModelDrafter(Control):
 
     Args:
         max_position: positions that the draft model knows; what lies beyond is not drafted.
+        cost: of drafting a token, as a share of a decode step; bytes of weights tell it well.
     """
 
     on_device = True
 
-    def __init__(self, config: SpeculativeConfig, max_rows: int, max_position: int) -> None:
+    def __init__(
+        self, config: SpeculativeConfig, max_rows: int, *, max_position: int, cost: float
+    ) -> None:
         super().__init__(config, max_rows)
         self._max_position = max_position
+        self.accepted_that_pay += cost * config.num_speculative_tokens
+
+    @property
+    def can_pay(self) -> bool:
+        """False where a round takes longer than its tokens would, even if every draft stands."""
+        return self.accepted_that_pay <= self.config.num_speculative_tokens
+
+    def is_due(self, request: Request) -> bool:
+        """As of any drafter; the first drafts of a request are only tried, to see how it does."""
+        if not self.config.adaptive or not self.can_pay:
+            return not self.config.adaptive
+        return request.draft_counts.num_drafts < FIRST_TRIES or super().is_due(request)
 
     def drafts(self, request: Request, most: int) -> tuple[int, ...]:
         """Zeros, as many as tokens may be drafted: what they will be is the device's knowledge."""

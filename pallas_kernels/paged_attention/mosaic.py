@@ -88,18 +88,8 @@ def paged_attention(
     decodes = is_decode(q.shape[1], q.shape[2], shapes["k_pages"][1])
     has_codes = {kind_of(k_pages), kind_of(v_pages)} != {FLOATS}
     if tiles is None:
-        is_plain = not (window or softcap)
-        tiles = (
-            decode_tiles(head_dim, has_codes=has_codes)
-            if decodes
-            else prefill_tiles(head_dim, is_plain=is_plain, has_codes=has_codes)
-        )
-    if isinstance(tiles, DecodeTiles) != decodes:
-        kernel = "decode" if decodes else "prefill"
-        raise ValueError(f"tiles={tiles} do not fit: this call goes to the {kernel} kernel")
-    if (tiles.code_stages > 0) != has_codes:
-        rule = "at least 1 where pages hold codes, else 0"
-        raise ValueError(f"tiles={tiles} do not fit: code_stages must be {rule}")
+        tiles = _default_tiles(head_dim, decodes, not (window or softcap), has_codes)
+    _check_tiles(tiles, decodes, has_codes)
     shape = BlockShape(
         block_keys=tiles.block_keys,
         page_tokens=shapes["k_pages"][2],
@@ -112,3 +102,20 @@ def paged_attention(
     )
     run: Any = decode_attention if decodes else prefill_attention
     return run(q, k_pages, v_pages, table, starts, lengths, shape=shape, tiles=tiles)
+
+
+def _default_tiles(
+    head_dim: int, decodes: bool, is_plain: bool, has_codes: bool
+) -> DecodeTiles | PrefillTiles:
+    if decodes:
+        return decode_tiles(head_dim, has_codes=has_codes)
+    return prefill_tiles(head_dim, is_plain=is_plain, has_codes=has_codes)
+
+
+def _check_tiles(tiles: DecodeTiles | PrefillTiles, decodes: bool, has_codes: bool) -> None:
+    if isinstance(tiles, DecodeTiles) != decodes:
+        kernel = "decode" if decodes else "prefill"
+        raise ValueError(f"tiles={tiles} do not fit: this call goes to the {kernel} kernel")
+    if (tiles.code_stages > 0) != has_codes:
+        rule = "at least 1 where pages hold codes, else 0"
+        raise ValueError(f"tiles={tiles} do not fit: code_stages must be {rule}")

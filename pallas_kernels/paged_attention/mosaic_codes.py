@@ -76,7 +76,8 @@ def page_arrays(k_pages: Pages, v_pages: Pages) -> tuple[list[jax.Array], list[j
 def code_scratch(
     kinds: tuple[str, str], head_dim: int, shape: BlockShape, tiles: DecodeTiles | PrefillTiles
 ) -> list[list[Any]]:
-    """What each side needs beside its blocks: [codes, arrived, copied scales, scales] or less."""
+    """What codes need beside the blocks: [codes, arrived] of each side, empty for floats, and last
+    the scales of both as copied and as read. Arrays take whole KiB: few of them are better."""
     keys, scratch = shape.block_keys, []
     for kind in kinds:
         parts: list[Any] = []
@@ -84,15 +85,28 @@ def code_scratch(
             copies = shape.copies * (2 if kind == INT8 else 1)
             parts.append(tiled_smem(tiles.code_stages, keys, head_dim, dtype=_CODES[kind]))
             parts.append(plgpu.Barrier(num_arrivals=copies, num_barriers=tiles.code_stages))
-        if kind == INT8:
-            parts.append(plgpu.SMEM((tiles.code_stages, keys), jnp.bfloat16))
-            parts.append(plgpu.SMEM((tiles.stages, keys), jnp.float32))
         scratch.append(parts)
-    return scratch
+    scales: list[Any] = []
+    if INT8 in kinds:
+        scales.append(plgpu.SMEM((len(kinds), tiles.code_stages, keys), jnp.bfloat16))
+        scales.append(plgpu.SMEM((len(kinds), tiles.stages, keys), jnp.float32))
+    return [*scratch, scales]
+
+
+def ready_barriers(
+    kinds: tuple[str, str], shape: BlockShape, tiles: DecodeTiles | PrefillTiles
+) -> list[Any]:
+    """For each side, barriers that tell when a block is there: copied, or widened."""
+    arrivals = [shape.copies if kind == FLOATS else 1 for kind in kinds]
+    return [plgpu.Barrier(num_arrivals=one, num_barriers=tiles.stages) for one in arrivals]
 
 
 def make_sides(
-    arrays: list[Any], scales: list[Any], pipelines: list[Side], scratch: list[list[Any]]
+    arrays: list[Any],
+    scales: list[Any],
+    pipelines: list[Side],
+    scratch: list[list[Any]],
+    kinds: tuple[str, str],
 ) -> tuple[Side, Side]:
     """Both sides of a program from its refs.
 
@@ -100,13 +114,16 @@ def make_sides(
         arrays: of pages. scales: of the sides that have some. pipelines: `blocks`, `ready` and
             `is_read` of both. scratch: as `code_scratch` says.
     """
-    scales, sides = list(scales), []
-    for pages, side, parts in zip(arrays, pipelines, scratch, strict=True):
-        names = ("codes", "arrived", "copied_scales", "scales")[: len(parts)]
-        more = dict(zip(names, parts, strict=True))
-        if parts:
-            more["page_scales"] = scales.pop(0)
-        sides.append(side._replace(pages=pages, **more))
+    left, sides = list(scales), []
+    for number, (pages, side, kind) in enumerate(zip(arrays, pipelines, kinds, strict=True)):
+        side = side._replace(pages=pages)
+        if kind != FLOATS:
+            codes, arrived = scratch[number]
+            side = side._replace(codes=codes, arrived=arrived, page_scales=left.pop(0))
+        if kind == INT8:
+            copied, read = (ref.at[number] for ref in scratch[-1])
+            side = side._replace(copied_scales=copied, scales=read)
+        sides.append(side)
     return sides[0], sides[1]
 
 
@@ -118,16 +135,13 @@ def widen_blocks(sides: tuple[Side, Side], table_gmem: Any, place: tuple, span: 
     """
     row, head, last_page = place
     first, last = span
-    code_stages = next(side.codes for side in sides if side.codes is not None).shape[0]
+    coded = [side for side in sides if side.codes is not None]
+    code_stages = coded[0].codes.shape[0]
 
     def copy_codes(block: Any) -> None:
-        buffer, where = (
-            lax.rem(block - first, jnp.int32(code_stages)),
-            (row, head, block, last_page),
-        )
-        for side in sides:
-            if side.codes is None:
-                continue
+        where = (row, head, block, last_page)
+        buffer = lax.rem(block - first, jnp.int32(code_stages))
+        for side in coded:
             arrived = side.arrived.at[buffer]
             fetch_block(side.pages, table_gmem, side.codes.at[buffer], arrived, where, shape)
             if side.scales is not None:
@@ -147,9 +161,8 @@ def widen_blocks(sides: tuple[Side, Side], table_gmem: Any, place: tuple, span: 
                 free = side.is_read.at[buffer]
                 pl.when(block - first >= stages)(lambda free=free: plgpu.barrier_wait(free))
             if side.codes is None:
-                where = (row, head, block, last_page)
-                ready, target = side.ready.at[buffer], side.blocks.at[buffer]
-                fetch_block(side.pages, table_gmem, target, ready, where, shape)
+                where, ready = (row, head, block, last_page), side.ready.at[buffer]
+                fetch_block(side.pages, table_gmem, side.blocks.at[buffer], ready, where, shape)
             else:
                 plgpu.barrier_wait(side.arrived.at[code_buffer])
                 _widen(side, buffer, code_buffer, shape)

@@ -40,6 +40,7 @@ from pallas_kernels.paged_attention.mosaic_codes import (
     kind_of,
     make_sides,
     page_arrays,
+    ready_barriers,
     scaled_result,
     scaled_scores,
     scaled_weights,
@@ -113,10 +114,6 @@ def _decode_call(
     num_groups = head_dim // shape.columns
     out_type, results = _results(rows_shape, sizes["num_splits"], shape.columns)
     pipeline = tiled_smem(tiles.stages, tiles.block_keys, head_dim)
-    ready = [
-        plgpu.Barrier(num_arrivals=shape.copies if kind == FLOATS else 1, num_barriers=tiles.stages)
-        for kind in kinds
-    ]
     is_read = plgpu.Barrier(num_arrivals=num_groups, num_barriers=tiles.stages)
     all_done = plgpu.Barrier(num_arrivals=num_groups)
     return plgpu.kernel(
@@ -129,7 +126,7 @@ def _decode_call(
         scratch_types=[
             tiled_smem(BLOCK_ROWS, head_dim),
             shared_union([pipeline, pipeline], results, interpret=shape.interpret),
-            [plgpu.Barrier(), *ready, is_read, all_done],
+            [plgpu.Barrier(), *ready_barriers(kinds, shape, tiles), is_read, all_done],
             code_scratch(kinds, head_dim, shape, tiles),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
@@ -174,7 +171,7 @@ def _decode_kernel(
     (k_smem, v_smem), results_smem = union_smem
     q_ready, k_ready, v_ready, is_read, all_done = barriers
     pipelines = [Side(k_smem, k_ready, is_read), Side(v_smem, v_ready, None)]
-    sides = make_sides([k_gmem, v_gmem], scales_gmem, pipelines, code_refs)
+    sides = make_sides([k_gmem, v_gmem], scales_gmem, pipelines, code_refs, kinds)
     row, head, part = (lax.axis_index(name) for name in ("row", "head", "split"))
     this_group, num_groups = lax.axis_index("columns"), shape.head_dim // shape.columns
     columns = pl.ds(this_group * shape.columns, shape.columns)

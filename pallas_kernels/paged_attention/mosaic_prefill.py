@@ -34,7 +34,6 @@ from pallas_kernels.paged_attention.mosaic_blocks import (
     normalized,
 )
 from pallas_kernels.paged_attention.mosaic_codes import (
-    FLOATS,
     INT8,
     Side,
     code_scratch,
@@ -42,6 +41,7 @@ from pallas_kernels.paged_attention.mosaic_codes import (
     kind_of,
     make_sides,
     page_arrays,
+    ready_barriers,
     scaled_result,
     scaled_scores,
     scaled_weights,
@@ -75,12 +75,6 @@ def prefill_attention(
     group = num_heads // num_kv_heads
     num_tiles = padded.shape[1] // BLOCK_ROWS * group
     tiles_at_once = COMPUTE_GROUPS * shape.columns // head_dim
-    pipeline = tiled_smem(tiles.stages, tiles.block_keys, head_dim)
-    ready = [
-        plgpu.Barrier(num_arrivals=shape.copies if kind == FLOATS else 1, num_barriers=tiles.stages)
-        for kind in kinds
-    ]
-    is_read = plgpu.Barrier(num_arrivals=COMPUTE_GROUPS, num_barriers=tiles.stages)
     run = plgpu.kernel(
         functools.partial(
             _prefill_kernel, group=group, num_tiles=num_tiles, kinds=kinds, shape=shape
@@ -90,18 +84,28 @@ def prefill_attention(
         grid_names=("head", "tiles", "row"),
         num_threads=COMPUTE_GROUPS + 1,
         thread_name="warpgroup",
-        scratch_types=[
-            [tiled_smem(tiles_at_once, BLOCK_ROWS, head_dim), pipeline, pipeline],
-            tiled_smem(COMPUTE_GROUPS, BLOCK_ROWS, shape.columns),
-            [plgpu.Barrier(num_barriers=tiles_at_once), *ready],
-            [is_read, is_read, plgpu.Barrier(num_arrivals=COMPUTE_GROUPS)],
-            code_scratch(kinds, head_dim, shape, tiles),
-        ],
+        scratch_types=_scratch(head_dim, kinds, shape, tiles),
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
         kernel_name="prefill_attention",
         interpret=simulation(shape.interpret),
     )
     return run(padded, *arrays, table, starts, lengths, *scales)[:, :num_queries]
+
+
+def _scratch(
+    head_dim: int, kinds: tuple[str, str], shape: BlockShape, tiles: PrefillTiles
+) -> list[Any]:
+    """Query rows and both pipelines, results, barriers, and what codes need beside it."""
+    tiles_at_once = COMPUTE_GROUPS * shape.columns // head_dim
+    pipeline = tiled_smem(tiles.stages, tiles.block_keys, head_dim)
+    is_read = plgpu.Barrier(num_arrivals=COMPUTE_GROUPS, num_barriers=tiles.stages)
+    return [
+        [tiled_smem(tiles_at_once, BLOCK_ROWS, head_dim), pipeline, pipeline],
+        tiled_smem(COMPUTE_GROUPS, BLOCK_ROWS, shape.columns),
+        [plgpu.Barrier(num_barriers=tiles_at_once), *ready_barriers(kinds, shape, tiles)],
+        [is_read, is_read, plgpu.Barrier(num_arrivals=COMPUTE_GROUPS)],
+        code_scratch(kinds, head_dim, shape, tiles),
+    ]
 
 
 def _tile_of(number: Any, group: int, num_tiles: int) -> tuple[Any, Any]:
@@ -121,7 +125,7 @@ def _prefill_kernel(
     q_gmem, k_gmem, v_gmem, table_gmem, starts_gmem, lengths_gmem, *scales_gmem = refs[:-6]
     out_gmem, buffers, results_smem, arrivals, turns, code_refs = refs[-6:]
     pipelines = [Side(*one) for one in zip(buffers[1:], arrivals[1:], turns[:2], strict=True)]
-    sides = make_sides([k_gmem, v_gmem], scales_gmem, pipelines, code_refs)
+    sides = make_sides([k_gmem, v_gmem], scales_gmem, pipelines, code_refs, kinds)
     compute_registers, copy_registers = WIDENING_REGISTERS if scales_gmem else REGISTERS
     row, head, number = (lax.axis_index(name) for name in ("row", "head", "tiles"))
     warpgroup = lax.axis_index("warpgroup")

@@ -92,7 +92,7 @@ def round_by_head(tokens: jax.Array, scales: jax.Array) -> jax.Array:
     Returns:
         [..., K, D] f8.
     """
-    inverse = (jnp.float32(1) / scales)[:, None]
+    inverse = (jnp.float32(1) / scales).reshape((1,) * (tokens.ndim - 2) + (-1, 1))
     limit = jnp.float32(LARGEST_FP8)
     scaled = tokens.astype(jnp.float32) * inverse
     held = jnp.where(jnp.isfinite(scaled), jnp.clip(scaled, -limit, limit), jnp.float32(jnp.nan))

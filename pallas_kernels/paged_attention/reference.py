@@ -156,7 +156,7 @@ def _fetch_block(pages, table, block):
     if isinstance(pages, TokenScaledPages):
         tokens = tokens * as_floats(_gather_block(pages.scales[..., None], table, block))
     if isinstance(pages, HeadScaledPages):
-        tokens = tokens * pages.scales[:, None, None]
+        tokens = tokens * pages.scales[None, :, None, None]
     tokens = rearrange(tokens, "b k t d -> (b k) t d")
     return jnp.pad(tokens, ((0, 0), (0, 0), (0, -tokens.shape[-1] % HEAD_DIM_STEP)))
 

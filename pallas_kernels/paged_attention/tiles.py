@@ -137,12 +137,14 @@ def _check_pipeline(tiles: DecodeTiles | PrefillTiles) -> None:
 
 
 def _pipeline_bytes(tiles: DecodeTiles | PrefillTiles, head_dim: int) -> int:
-    """Blocks of keys and values, and codes of both with the scales of int8 on either side."""
+    """Blocks of keys and values, and int8 codes of both with their scales, each in whole KiB."""
     keys = 2 * tiles.block_keys
     blocks = tiles.stages * keys * head_dim * 2
     if not tiles.code_stages:
         return blocks
-    return blocks + tiles.code_stages * keys * (head_dim + 2) + tiles.stages * keys * 4
+    scales = (tiles.code_stages * keys * 2, tiles.stages * keys * 4)
+    whole = sum(-(-size // 1024) * 1024 for size in scales)
+    return blocks + tiles.code_stages * keys * head_dim + whole
 
 
 @functools.cache

@@ -212,7 +212,7 @@ def test_biases_are_seen_by_their_tensors(tmp_path: Path) -> None:
     ("metadata", "told"),
     [
         ({"general.architecture": "rwkv"}, "'rwkv'"),
-        ({"llama.expert_count": 8}, "llama.expert_count=8"),
+        ({"llama.expert_shared_count": 1}, "llama.expert_shared_count=1"),
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count=8"),
         ({"llama.attention.value_length": 8}, "value_length=8"),
         ({"llama.attention.causal": False}, "causal"),

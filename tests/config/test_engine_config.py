@@ -11,7 +11,7 @@ from jaxinfer.errors import ConfigError, UnsupportedError
 
 WRONG = [
     *(("dtype", value) for value in ("float16", "int8", None, 32, np.dtype("float32"))),
-    *(("kv_cache_dtype", value) for value in ("fp8", "int8", None)),
+    *(("kv_cache_dtype", value) for value in ("int4", "fp8_e5m2", "INT8", 8, None)),
     *(("admission", value) for value in ("pessimistic", None)),
     *(("kernels", value) for value in ("pallas", {"paged_attention": "reference"})),
     *(("max_model_len", value) for value in (0, -1, 2.0, "8", True)),
@@ -50,6 +50,7 @@ RIGHT = [
     *(("dtype", value) for value in ("auto", "bfloat16", "float32")),
     *(("kv_cache_dtype", value) for value in ("auto", "bfloat16", "float32")),
     *(("kernels", value) for value in ("auto", "reference", "mosaic", "simulated")),
+    *(("kv_cache_dtype", value) for value in ("int8", "fp8", "int8_key_only")),
     *(("block_size", value) for value in (None, 8, 256, 1024)),
     *(("prefill_chunk_tokens", value) for value in (None, 8, 1024)),
     *(("gpu_memory_utilization", value) for value in (1, 1.0, 0.01)),
@@ -99,6 +100,12 @@ def test_nothing_asked_is_the_default() -> None:
     assert ask.logprobs_mode == "raw" and not ask.use_generation_config
     limits = ("long_prefill_token_threshold", "max_num_waiting", "latency_max_num_seqs", "trace")
     assert [getattr(ask, name) for name in limits] == [None] * 4
+
+
+def test_a_wrong_cache_lists_what_is_allowed() -> None:
+    names = "'auto', 'bfloat16', 'float32', 'int8', 'fp8', 'int8_key_only'"
+    with pytest.raises(ConfigError, match=f"kv_cache_dtype='int4' must be one of {names}"):
+        engine_config(kv_cache_dtype="int4")
 
 
 def test_a_number_over_the_ceiling_is_refused_with_the_ceiling() -> None:

@@ -119,6 +119,8 @@ def test_max_model_len_is_bounded_by_the_model() -> None:
         ("bfloat16", "bfloat16", CPU, ("bfloat16", "float32", "bfloat16")),
         ("float32", "auto", GPU, ("float32", "float32", "float32")),
         ("auto", "float32", GPU, ("bfloat16", "bfloat16", "float32")),
+        ("auto", "int8", GPU, ("bfloat16", "bfloat16", "int8")),
+        ("float32", "fp8", CPU, ("float32", "float32", "fp8")),
     ],
 )
 def test_dtypes(dtype: str, kv: str, device: Device, expected: tuple[str, ...]) -> None:
@@ -152,7 +154,7 @@ def weights() -> int:
 
 def one_request() -> int:
     """Bytes of one request of 256 tokens in two layers, and of the null page of 64."""
-    return (256 + 64) * 2 * kv_token_bytes(model_config(), "float32")
+    return (256 + 64) * 2 * kv_token_bytes(model_config(), ("float32", "float32"))
 
 
 def test_bytes_by_hand() -> None:
@@ -161,8 +163,34 @@ def test_bytes_by_hand() -> None:
     assert weights_bytes(model_config(tie_embeddings=True), "float32") == 4 * (
         2 * (attention + mlp) + outer // 2
     )
-    assert kv_token_bytes(model_config(), "float32") == 2 * 2 * 16 * 4
+    assert kv_token_bytes(model_config(), ("float32", "float32")) == 2 * 2 * 16 * 4
     assert cache_bytes(model_config(), plan()) == 129 * 64 * 2 * 2 * 2 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    ("kv", "token"), [("int8", 130 + 130), ("fp8", 128 + 128), ("int8_key_only", 130 + 256)]
+)
+def test_the_same_memory_holds_twice_the_tokens(kv: str, token: int) -> None:
+    """Heads of 128: a token and head take 256 + 256 bytes in bfloat16, less the scales half that
+    in int8."""
+    model = model_config(head_dim=128, max_position=1 << 14)
+    device = Device(platform="gpu", free_bytes=1 << 28)
+    ask: dict[str, Any] = {"max_model_len": 1 << 14, "max_num_seqs": 64}
+    plain, made = plan(device, model, **ask), plan(device, model, kv_cache_dtype=kv, **ask)
+    assert kv_token_bytes(model, made.page_kinds) == 2 * token
+    ratio = (made.num_pages[0] - 1) / (plain.num_pages[0] - 1)
+    assert ratio == pytest.approx(512 / token, rel=0.01)
+    page_bytes = cache_bytes(model, made) / made.num_pages[0]
+    assert abs(cache_bytes(model, made) - cache_bytes(model, plain)) < 2 * page_bytes + 2 * 2**17
+
+
+def test_arrays_of_pages() -> None:
+    """Small floats as their bits where the place computes in float32."""
+    assert plan(kv_cache_dtype="fp8").page_dtypes == ("uint8", "uint8")
+    assert plan(GPU, kv_cache_dtype="fp8").page_dtypes == ("float8_e4m3fn", "float8_e4m3fn")
+    assert plan(kv_cache_dtype="int8_key_only").page_dtypes == ("int8", "float32")
+    assert plan(GPU, kv_cache_dtype="int8_key_only").page_dtypes == ("int8", "bfloat16")
+    assert plan(kv_cache_dtype="bfloat16").page_dtypes == ("uint16", "uint16")
 
 
 def test_exactly_one_request_fits() -> None:
@@ -245,8 +273,9 @@ def test_a_draft_model_that_looks_back_further_is_refused() -> None:
 def test_pages_and_weights_of_a_draft_model_are_planned() -> None:
     """The pool holds fewer pages: those of both models come from one budget."""
     draft = model_config(windows=(0,))  # half as many layers
+    small = Device(platform="gpu", free_bytes=1 << 28)
     alone, both = (
-        plan_geometry(EngineConfig(max_num_seqs=10_000), model_config(), GPU, drafts=needs)
+        plan_geometry(EngineConfig(max_num_seqs=10_000), model_config(), small, drafts=needs)
         for needs in (DraftNeeds(), DraftNeeds(num_floats=1 << 20, packed_bytes=5, model=draft))
     )
     assert both.num_pages[0] == pytest.approx(alone.num_pages[0] / 1.5, rel=0.01)

@@ -44,6 +44,6 @@ def test_head_size_is_free_of_the_width() -> None:
 
 
 def test_equal_configs_are_one_static_argument() -> None:
-    ropes = (RopeConfig(theta=5e5, divisors=(1.0, 2.0)),)
+    ropes = (RopeConfig(theta=5e5, divisors=(1.0,) * 8),)
     assert hash(model_config(ropes=ropes)) == hash(model_config(ropes=ropes))
     assert model_config(ropes=ropes) != model_config()

@@ -130,7 +130,7 @@ def test_longrope_needs_both_lists(change: dict[str, Any]) -> None:
 
 def test_rotary_size() -> None:
     assert [rotary_size(20, part) for part in (1.0, 0.8, 0.5)] == [0, 16, 10]
-    for part in (0.0, 1.5):
+    for part in (0.0, 1.5, 0.1):
         with pytest.raises(CheckpointError, match=f"partial_rotary_factor={part}"):
             rotary_size(16, part)
     with pytest.raises(CheckpointError, match="rotary_dim=5 must be even"):

@@ -13,9 +13,9 @@ from tests.end_to_end.engines import run
 from tests.support.tiny_models import write_tiny
 
 VOCAB = 16
-SETTINGS: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 16}
+SETTINGS: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 16}
 PROMPT = [3, 9, 14]
-FEW, MANY = 1_500, 20_000
+FEW, MANY = 1_000, 20_000
 WAYS: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": 2},
     "top_p": {"top_p": 0.7, "temperature": 0.9},
@@ -66,7 +66,7 @@ def distance(llm: LLM, law: Law, way: dict[str, Any], count: int) -> float:
 
 def proposers(folder: Path) -> dict[str, dict[str, Any]]:
     other = write_tiny(folder / "other", vocab_size=VOCAB, seed=8)
-    always = {"num_speculative_tokens": 3, "adaptive": False, "tokens_by_running": ((16, 3),)}
+    always = {"num_speculative_tokens": 3, "adaptive": False, "tokens_by_running": ((8, 3),)}
     rounded = {"method": "int4", "float_ends": 0}
     return {
         "draft_model": {"method": "draft_model", "model": str(other), **always},
@@ -79,7 +79,7 @@ def proposers(folder: Path) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("proposer", "count"),
     [
-        ("draft_model", FEW),
+        ("one_layer", FEW),
         *(
             pytest.param(one, MANY, marks=pytest.mark.slow)
             for one in ("draft_model", "int4", "one_layer", "ngram")

@@ -23,7 +23,7 @@ TOLERANCE = LOGITS["float32"]
 
 def test_the_data_is_there() -> None:
     assert len(FLOAT) == 9
-    assert len(QUANT) == 23
+    assert len(QUANT) == 25
 
 
 def expected_of(folder: Path) -> Mapping[str, np.ndarray]:

@@ -53,12 +53,18 @@ def test_every_program_aliases_exactly_what_it_donates(open_llm: OpenLLM, tmp_pa
         assert aliased == wanted
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "kv_cache_dtype",
+    [
+        *("float32", "bfloat16"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("int8", "fp8", "int8_key_only")),
+    ],
+)
 def test_no_step_has_a_second_cache(open_llm: OpenLLM, tmp_path: Path, kv_cache_dtype: str) -> None:
     """Two cache groups; a scatter that is widened would need a copy of the pages."""
     folder = write_tiny(tmp_path, **WINDOWED, max_position_embeddings=4096)
     with open_llm(folder, **BIG_POOL, **SWAPPING, kv_cache_dtype=kv_cache_dtype) as llm:
-        largest = max(leaf.nbytes for leaf in llm.engine.runner.cache.keys)
+        largest = max(leaf.nbytes for leaf in jax.tree.leaves(llm.engine.runner.cache.keys))
         for name, program in llm.engine.runner.programs.named().items():
             assert program.memory_analysis().temp_size_in_bytes < largest // 2, name
 

@@ -112,6 +112,16 @@ def test_resources_that_cannot_be(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_cluster_writes_a_folder(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_job, "_import_ray", lambda: None)
+    with pytest.raises(ConfigError, match="is a file; on a cluster"):
+        ray_batch(source, source, "m")
+    with pytest.raises(ConfigError, match="ordered has no meaning"):
+        ray_batch(source, tmp_path / "out", "m", ordered=True)
+
+
 def test_ray_that_is_missing_names_the_extra(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

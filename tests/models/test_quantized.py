@@ -22,7 +22,7 @@ PERMUTED = ("gptq_w4_g32_descact",)
 
 def test_the_data_is_there() -> None:
     assert len(FOLDERS) == 16
-    assert len(GGUF) == 13
+    assert len(GGUF) == 14
 
 
 @pytest.mark.parametrize("folder", [*FOLDERS, *GGUF], ids=lambda path: path.name)

@@ -5,6 +5,7 @@ what is special about it (one a line, more than one may stand there):
 
     <!-- not run: why it cannot be run in a test -->
     <!-- file: in.jsonl -->        the block is what that file holds
+    <!-- from: path/of/a.py -->    the block is an excerpt of that file; it is compared, not run
     <!-- exits with 2 -->          the last command does
     <!-- prints: weights | MiB --> the output has these texts
 
@@ -34,6 +35,7 @@ class Block:
     text: str
     not_run: str | None = None
     file: str | None = None
+    excerpt_of: str | None = None
     exit_code: int = 0
     prints: tuple[str, ...] = ()
 
@@ -41,6 +43,11 @@ class Block:
     def place(self) -> str:
         """Where it stands, for messages."""
         return f"{self.page}:{self.line}"
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a test runs it."""
+        return self.language in RUN and not (self.not_run or self.excerpt_of or self.file)
 
     @property
     def commands(self) -> list[str]:
@@ -88,6 +95,8 @@ def _said_before(text: str, place: str) -> dict:
             said["exit_code"] = int(name.removeprefix("exits with "))
         elif name == "prints":
             said["prints"] = tuple(part.strip() for part in value.split(" | "))
+        elif name == "from":
+            said["excerpt_of"] = value.strip()
         elif name in ("not run", "file"):
             said[name.replace(" ", "_")] = value.strip()
         else:

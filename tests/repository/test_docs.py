@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import jaxinfer
 import jaxinfer.jobs
 from jaxinfer.jobs.cli import app
-from tests.repository.doc_blocks import RUN, Block, pages, read_blocks, read_page
+from tests.repository.doc_blocks import Block, pages, read_blocks, read_page
 from tests.repository.tree import ROOT
 from tests.support.tiny_models import write_tiny_gguf
 
@@ -43,9 +43,19 @@ def test_pages_are_read_as_the_comments_say() -> None:
 
 def test_what_is_not_run_says_why() -> None:
     blocks = [block for page in pages() for block in read_page(page)]
-    assert len([block for block in blocks if block.language in RUN and not block.not_run]) > 20
+    assert sum(block.is_run for block in blocks) > 20
     for block in blocks:
         assert block.not_run is None or len(block.not_run) > 10, block.place
+
+
+def test_excerpts_are_what_the_files_hold() -> None:
+    for page in pages():
+        for block in read_page(page):
+            lines = [line.strip() for line in block.text.splitlines() if line.strip()]
+            source = (ROOT / block.excerpt_of).read_text("utf-8") if block.excerpt_of else ""
+            held = iter([line.strip() for line in source.splitlines()])
+            for line in lines if block.excerpt_of else ():
+                assert line in held, f"{block.place}: {block.excerpt_of} has no {line!r} there"
 
 
 def test_json_that_is_shown_is_json() -> None:
@@ -91,7 +101,7 @@ def test_what_a_page_shows_can_be_run(page: str, shell_desk: Path) -> None:
         for block in read_page(page):
             if block.file is not None:
                 (shell_desk / block.file).write_text(block.text, encoding="utf-8")
-            elif block.language in RUN and block.not_run is None:
+            elif block.is_run:
                 run_block(block, names)
     finally:
         for value in names.values():

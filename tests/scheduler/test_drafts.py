@@ -164,7 +164,7 @@ def test_pages_of_drafts_that_fell_do_not_travel(preemption: str) -> None:
 
 
 def drafting_on_device(*, share: float = 1.0, depth: int = 2, **ask: Any) -> FakeLoop:
-    made = replace(geometry(), draft_tokens=4, verify_widths=(4,))
+    made = replace(geometry(prefill_rows=(1, 3)), draft_tokens=4, verify_widths=(4,))
     device = FakeDevice(made, draft_share=share)
     scheduler = Scheduler(made, EngineConfig(**ask), VOCAB, DeviceDrafter(device))
     return FakeLoop(scheduler, device, depth=depth)

@@ -8,6 +8,7 @@ import pytest
 from jaxinfer.config.speculative_config import SpeculativeConfig
 from jaxinfer.speculation.control import (
     DEFAULT_RUNNING,
+    FIRST_TRIES,
     PROBE_EVERY,
     ModelDrafter,
     NgramDrafter,
@@ -73,10 +74,14 @@ def test_counts_of_a_request_and_of_all() -> None:
     }
 
 
+def model_drafter(cost: float = 0.1, max_position: int = 99, **options: Any) -> ModelDrafter:
+    config = SpeculativeConfig(method="self", num_layers=1, **options)
+    return ModelDrafter(config, 8, max_position=max_position, cost=cost)
+
+
 def test_a_model_drafts_what_it_has_positions_for() -> None:
     """BB-43, vllm#24662: the last draft goes in at num_scheduled + most - 1."""
-    made = ModelDrafter(SpeculativeConfig(method="self", num_layers=1), 8, max_position=32)
-    one = request([1, 2, 3])
+    made, one = model_drafter(max_position=32), request([1, 2, 3])
     assert [len(made.drafts(one, most)) for most in (1, 5)] == [1, 5]
     for scheduled, count in ((27, 5), (28, 4), (31, 1), (32, 0), (40, 0)):
         one.num_scheduled = scheduled
@@ -84,9 +89,27 @@ def test_a_model_drafts_what_it_has_positions_for() -> None:
 
 
 def test_a_model_s_drafts_are_learned_from_as_others_are() -> None:
-    made, one = ModelDrafter(SpeculativeConfig(method="self", num_layers=1), 8, 99), request([1])
-    for _ in range(4):
+    made, one = model_drafter(), request([1])
+    for _ in range(FIRST_TRIES):
+        assert made.is_due(one)
         made.see(one, 5, 0)
     assert not made.is_due(one) and made.drafts(one, 2) == ()
     one.num_undrafted = PROBE_EVERY
     assert made.drafts(one, 2) == (0, 0)
+
+
+def test_dearer_drafts_have_to_stand_more_often() -> None:
+    """Five at a tenth of a step each, or at half of one: two accepted pay for the first only."""
+    cheap, dear = model_drafter(0.1), model_drafter(0.5)
+    one = request([1])
+    for _ in range(20):
+        cheap.see(one, 5, 2)
+    assert cheap.is_due(one) and not dear.is_due(one)
+    for _ in range(20):
+        cheap.see(one, 5, 4)
+    assert dear.is_due(one)
+
+
+def test_what_costs_as_much_as_the_model_never_drafts_unless_told_to() -> None:
+    assert not model_drafter(1.0).is_due(request([1])) and not model_drafter(1.0).can_pay
+    assert model_drafter(1.0, adaptive=False).drafts(request([1]), 3) == (0, 0, 0)

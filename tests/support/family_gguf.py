@@ -16,6 +16,7 @@ from tests.support.gguf_writer import write_gguf
 _ARCHITECTURES = {
     "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "llama": gguf.MODEL_ARCH.LLAMA,
     "mistral": gguf.MODEL_ARCH.LLAMA,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
@@ -30,6 +31,7 @@ _UNSAYABLE = (
     "llama_dynamic",
     "mistral_window",
     "qwen2_window",
+    "qwen3_window",
     "smollm3_window",
     "gemma2",  # its query scale, unless it is the head size
 )
@@ -72,6 +74,7 @@ def _stored(name: str, value: np.ndarray, arch: str, config: dict[str, Any]) -> 
 
 def _metadata(arch: str, config: dict[str, Any]) -> dict[str, Any]:
     rope, heads = config["rope_parameters"], config["num_attention_heads"]
+    rope = rope.get("full_attention", rope)
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     values: dict[str, Any] = {
         "block_count": config["num_hidden_layers"],
@@ -98,6 +101,9 @@ def _metadata(arch: str, config: dict[str, Any]) -> dict[str, Any]:
             stretch = config["max_position_embeddings"] / original
             magnitude = math.sqrt(1 + math.log(stretch) / math.log(original))
             values["rope.scaling.attn_factor"] = magnitude
-    if arch == "phi3":
+    if arch in ("gemma2", "gemma3", "phi3"):
         values["attention.sliding_window"] = config.get("sliding_window") or 0
+    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.get(cap):
+            values[cap] = float(config[cap])
     return {"general.architecture": arch} | {f"{arch}.{key}": v for key, v in values.items()}

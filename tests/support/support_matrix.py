@@ -38,6 +38,17 @@ no such thing.
 """
 
 
+FILES = """GGUF files of a Mistral say `llama` and hold no window: all layers attend fully, as in
+llama.cpp. Scales, windows and layers that llama.cpp hard-codes for Gemma 2, Gemma 3 and SmolLM3 are
+taken from it.
+"""
+ROPE_CONTEXT = """`dynamic` and `longrope` have one set of frequencies for contexts up to the
+trained one, and another for longer ones. An engine uses one for all requests, by its
+`max_model_len`, whose default keeps to short contexts; numbers are then those of transformers for
+texts of that length. A larger `max_model_len` takes the other set.
+"""
+
+
 class Seen(NamedTuple):
     """One fixture: what it is of, and how it is stored. blocks: GGUF types of its matrices."""
 
@@ -78,7 +89,8 @@ def _config(raw: dict[str, Any]) -> ModelConfig:
 
 def render() -> str:
     """The whole page."""
-    parts = [INTRODUCTION, "## Families\n", _families(), "## Rotary embeddings\n", _ropes()]
+    parts = [INTRODUCTION, "## Families\n", _families(), FILES]
+    parts += ["## Rotary embeddings\n", _ropes(), ROPE_CONTEXT]
     parts += ["## Variants of a family\n", _variants(), "## Quantized weights\n", _quantized()]
     parts += ["## Tokenizers of GGUF files\n", _tokenizers()]
     return "\n".join(parts)

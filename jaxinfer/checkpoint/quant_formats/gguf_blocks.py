@@ -4,6 +4,7 @@ Q4_0, Q5_0, Q8_0 and Q6_K are codes around zero; Q4_1, Q5_1, Q4_K and Q5_K lie a
 other types are decoded at load by `gguf_file`. Knows blocks, not names of tensors.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,19 +53,28 @@ class GgufBlocks(QuantFormat):
             return None
         if shape[1] % _BLOCKS[info.dtype_name].num_elements:
             return None
-        return GgufMatrix(self._tensors, info)
+        return GgufMatrix(self._tensors, info, 0, shape)
+
+    def row_range(self, layer: str, first: int, shape: tuple[int, int]) -> PackedMatrix | None:
+        info = self._tensors.infos[f"{layer}.weight"]
+        if info.dtype_name not in _READERS or shape[1] % _BLOCKS[info.dtype_name].num_elements:
+            return None
+        return GgufMatrix(self._tensors, info, first, shape)
 
 
 class GgufMatrix(PackedMatrix):
-    """One tensor of packable blocks."""
+    """Rows of a tensor of packable blocks: of all its axes but the last, taken as one."""
 
-    def __init__(self, tensors: TensorSource, info: TensorInfo) -> None:
-        self.name, self.file, self.shape = info.name, info.file, info.shape
-        self.num_bytes, self.tensors = info.nbytes, frozenset({info.name})
+    def __init__(
+        self, tensors: TensorSource, info: TensorInfo, first_row: int, shape: tuple[int, int]
+    ) -> None:
+        self.name, self.file, self.shape = info.name, info.file, shape
+        self.num_bytes = info.nbytes * math.prod(shape) // math.prod(info.shape)
+        self.tensors, self._first_row = frozenset({info.name}), first_row
         self._tensors, self._reader = tensors, _READERS[info.dtype_name]
-        self._block = _BLOCKS[info.dtype_name]
+        self._block, self._num_rows = _BLOCKS[info.dtype_name], math.prod(info.shape[:-1])
         self.form = PackedForm(
-            shape=(info.shape[0], info.shape[1]),
+            shape=shape,
             codes=self._reader.codes,
             group=self._reader.group,
             scale_dtype=np.dtype(self._reader.scale_dtype),
@@ -72,7 +82,9 @@ class GgufMatrix(PackedMatrix):
         )
 
     def read_packed(self, start: int, stop: int) -> PackedRows:
-        stored = self._tensors.stored(self.name)[start:stop]
+        first = self._first_row + start
+        stored = self._tensors.stored(self.name).reshape(self._num_rows, -1)
+        stored = stored[first : first + stop - start]
         parts = self._reader.read(stored.reshape(-1, self._block.num_bytes))
         rows = stop - start
         codes = parts.codes.reshape(rows, -1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from jaxinfer.checkpoint.leaf_source import FloatMatrix
+from jaxinfer.checkpoint.leaf_source import FloatMatrix, PackedMatrix
 from jaxinfer.checkpoint.tensor_file import TensorInfo, TensorSource
 from jaxinfer.errors import CheckpointError, UnsupportedError
 
@@ -39,6 +39,11 @@ class QuantFormat(ABC):
             CheckpointError: a tensor of it is missing or has another shape than the config says.
             UnsupportedError: it is stored in a way that is not read.
         """
+
+    def row_range(self, layer: str, first: int, shape: tuple[int, int]) -> PackedMatrix | None:
+        """The matrix that is the rows from `first` on of a tensor [experts, rows, in], its first
+        two axes taken as one; None where that is not packed in a way that is kept."""
+        return None
 
     def extra_tensors(self) -> frozenset[str]:
         """Names that belong to the quantization but to no matrix (KV scales, …)."""

@@ -173,9 +173,9 @@ def test_asymmetric_int8(tmp_path: Path) -> None:
 KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
 
 
-def kv_folder(folder: Path, scales: dict[str, float], scheme: Any = KV_SCHEME) -> Path:
+def kv_folder(folder: Path, scales: dict[str, Any], scheme: Any = KV_SCHEME) -> Path:
     extra = {
-        f"model.layers.{layer}.self_attn.{name}_scale": np.array([value], ml_dtypes.bfloat16)
+        f"model.layers.{layer}.self_attn.{name}_scale": np.array(value, ml_dtypes.bfloat16, ndmin=1)
         for layer in (0, 1)
         for name, value in scales.items()
     }
@@ -187,8 +187,16 @@ def test_kv_scales_are_kept(tmp_path: Path) -> None:
     """BB-34 (vllm#54623), the reading of it: none is dropped."""
     folder = kv_folder(tmp_path, {"k": 0.05, "v": 0.02})
     found = open_checkpoint(folder, show_progress=False).quant_format
-    bf16 = [float(ml_dtypes.bfloat16(value)) for value in (0.05, 0.02)]
-    assert found is not None and found.kv_scales == {0: tuple(bf16), 1: tuple(bf16)}
+    both = tuple((float(ml_dtypes.bfloat16(value)),) for value in (0.05, 0.02))
+    assert found is not None and found.kv_scales == {0: both, 1: both}
+
+
+def test_kv_scales_of_every_head(tmp_path: Path) -> None:
+    scheme = KV_SCHEME | {"strategy": "attn_head"}
+    scales = {"k": [[[0.5]], [[0.25]]], "v": [[[1.0]], [[2.0]]]}
+    found = open_checkpoint(kv_folder(tmp_path, scales, scheme), show_progress=False).quant_format
+    both = ((0.5, 0.25), (1.0, 2.0))
+    assert found is not None and found.kv_scales == {0: both, 1: both}
 
 
 def test_no_kv_scales(tmp_path: Path) -> None:
@@ -206,7 +214,7 @@ def test_only_one_of_two_kv_scales_is_refused(tmp_path: Path, scales: dict[str, 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
 def test_kv_scales_that_are_no_scales(tmp_path: Path, value: float) -> None:
-    with pytest.raises(CheckpointError, match="must be one positive number"):
+    with pytest.raises(CheckpointError, match="must be positive numbers"):
         open_checkpoint(kv_folder(tmp_path, {"k": value, "v": 1.0}), show_progress=False)
 
 

@@ -1,10 +1,12 @@
-"""Writes the fixtures of this folder with transformers and torch: python tests/data/families/generate.py
+"""Writes the fixtures of this folder with transformers and torch.
 
-Run it at the root of the repository, in an environment of its own with torch and transformers 5.
-Eager attention, float32. Prompt 1 exceeds every window and every trained context below.
+`python tests/data/families/generate.py [NAME ...]` at the root of the repository, all of them where
+no name is given, in an environment of its own with torch and transformers 5. Eager attention,
+float32. Prompt 1 exceeds every window and every trained context below.
 """
 
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,23 @@ CASES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 3.0,
         "tie_word_embeddings": True,
     },
+    "gemma2_bias": {
+        "model_type": "gemma2",
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 8,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 7,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 8,
+        "tie_word_embeddings": True,
+    },
     "llama_dynamic": {
         "model_type": "llama",
         "max_position_embeddings": 32,
@@ -58,7 +77,18 @@ CASES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
     },
     "mistral_full": {"model_type": "mistral", "head_dim": 20, "sliding_window": None},
-    "mistral_window": {"model_type": "mistral", "sliding_window": 8},
+    "mistral_window": {
+        "model_type": "mistral",
+        "sliding_window": 8,
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+    },
+    "mixtral_window": {
+        "model_type": "mixtral",
+        "num_hidden_layers": 2,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+    },
     "olmo2": {"model_type": "olmo2", "num_key_value_heads": 2},
     "olmo2_mha": {"model_type": "olmo2", "num_key_value_heads": 4, "attention_bias": True},
     "phi3": {"model_type": "phi3", "sliding_window": 8},
@@ -93,6 +123,39 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "qwen3": {"model_type": "qwen3", "head_dim": 16, "attention_bias": True},
+    "qwen3_window": {
+        "model_type": "qwen3",
+        "head_dim": 16,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 2,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "rope_theta": 1000000.0,
+        },
+    },
+    "qwen3_moe_listed": {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 4,
+        "head_dim": 8,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 16,
+        "mlp_only_layers": [0, 2],
+        "norm_topk_prob": False,
+    },
+    "qwen3_moe_stepped": {
+        "model_type": "qwen3_moe",
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 24,
+        "decoder_sparse_step": 2,
+        "norm_topk_prob": True,
+    },
     "smollm3": {
         "model_type": "smollm3",
         "num_hidden_layers": 5,
@@ -109,13 +172,17 @@ CASES: dict[str, dict[str, Any]] = {
 }
 # What transformers v4 did not write, or spelt otherwise.
 NEWER = ("dtype", "rope_parameters", "transformers_version", "architectures", "_name_or_path")
-FOLLOWS = ("gemma2", "mistral", "qwen2", "qwen3")  # v4 has rules there in place of `layer_types`
+FOLLOWS = ("gemma2", "gemma3_text", "mistral", "qwen2", "qwen3")  # v4 has rules there in place of `layer_types`
 
 
 def older_config(config: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
     """The same as config.json of transformers v4.51."""
     older = {key: value for key, value in config.items() if key not in NEWER}
     entry = dict(config["rope_parameters"])
+    if config["model_type"] == "gemma3_text":
+        older["rope_local_base_freq"] = entry["sliding_attention"]["rope_theta"]
+        older["sliding_window_pattern"] = 6
+        entry = dict(entry["full_attention"])
     older["rope_theta"] = entry.pop("rope_theta")
     if config["model_type"] == "phi3":
         older["partial_rotary_factor"] = entry.pop("partial_rotary_factor", 1.0)
@@ -125,6 +192,8 @@ def older_config(config: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]
         older["rope_scaling"].pop("original_max_position_embeddings", None)
     if config["model_type"] in FOLLOWS:
         older.pop("layer_types", None)
+    if config["model_type"] == "qwen3_moe" and "num_local_experts" in older:
+        older["num_experts"] = older.pop("num_local_experts")
     older["torch_dtype"] = "float32"
     older["transformers_version"] = "4.51.3"
     return older
@@ -162,5 +231,5 @@ def write_case(name: str, case: dict[str, Any]) -> None:
 UNSAID = ("id2label", "label2id", "output_attentions", "output_hidden_states", "return_dict")
 
 if __name__ == "__main__":
-    for name, case in CASES.items():
-        write_case(name, case)
+    for name in sys.argv[1:] or CASES:
+        write_case(name, CASES[name])

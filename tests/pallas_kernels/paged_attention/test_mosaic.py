@@ -186,6 +186,14 @@ def call(**changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         ({"page_tokens": 48}, HOPPER, "powers of two from 8"),
         ({"dtypes": {"q": jnp.float32}}, HOPPER, "q is float32"),
         ({"dtypes": {"k_pages": jnp.uint16}}, HOPPER, "k_pages is uint16"),
+        ({"dtypes": {"v_pages": jnp.uint8}}, HOPPER, "v_pages is uint8"),
+        ({"dtypes": {"k_pages": jnp.int8}}, HOPPER, None),
+        ({"dtypes": dict.fromkeys(("k_pages", "v_pages"), jnp.float8_e4m3fn)}, HOPPER, None),
+        (
+            {"dtypes": {"k_pages": jnp.int8}, "page_tokens": 32},
+            HOPPER,
+            "int8 pages hold 32 tokens; it takes powers of two from 64",
+        ),
         ({}, Platform(kind="cpu"), "this is a cpu"),
         ({}, Platform(kind="gpu", compute_capability=(10, 0)), "has 10.0"),
     ],
@@ -201,6 +209,17 @@ def test_what_it_cannot_do_is_refused_with_the_reason() -> None:
     problem = problem_of(DECODE)
     with pytest.raises(ValueError, match="cannot use 'mosaic': q is float32.*'reference'"):
         mosaic.paged_attention(*map(jnp.asarray, problem.arrays), scale=1.0)
+
+
+def test_tiles_for_other_pages_are_refused() -> None:
+    case = next(case for case in CASES if case.name == "decode of fp8 pages of 16")
+    problem = problem_of(case)
+    k_pages, v_pages, _ = code_sides(problem, "fp8", "fp8")
+    rows = [jnp.asarray(part) for part in (problem.table, problem.starts, problem.lengths)]
+    q = jnp.asarray(problem.q).astype(jnp.bfloat16)
+    tiles = DecodeTiles(block_keys=64, stages=2, split_tokens=1024)
+    with pytest.raises(ValueError, match="code_stages must be at least 1 where pages hold codes"):
+        mosaic.paged_attention(q, k_pages, v_pages, *rows, scale=1.0, tiles=tiles)
 
 
 def test_tiles_of_the_other_kernel_are_refused() -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.config.targets import gpu_target
-from pallas_kernels.paged_attention import mosaic
+from pallas_kernels.paged_attention import HeadScaledPages, TokenScaledPages, mosaic
 from pallas_kernels.paged_attention.tiles import (
     HEAD_DIMS,
     DecodeTiles,
@@ -29,14 +29,30 @@ STEPS = {"decode": 1, "verify": 4, "prefill": 128}
 Tiles = DecodeTiles | PrefillTiles
 
 
-def report(target: str, step: str, head_dim: int, tiles: Tiles, options: str) -> KernelPlan:
+def pages_of(kind: str, head_dim: int) -> Any:
+    """512 pages of 128 tokens, as shapes."""
+    shape = (512, 2, 128, head_dim)
+    if kind == "int8":
+        scales = jax.ShapeDtypeStruct(shape[:3], jnp.bfloat16)
+        return TokenScaledPages(jax.ShapeDtypeStruct(shape, jnp.int8), scales)  # type: ignore
+    if kind == "fp8":
+        scales = jax.ShapeDtypeStruct(shape[1:2], jnp.float32)
+        return HeadScaledPages(jax.ShapeDtypeStruct(shape, jnp.float8_e4m3fn), scales)  # type: ignore
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def report(
+    target: str,
+    step: str,
+    head_dim: int,
+    tiles: Tiles,
+    options: str,
+    kinds: tuple[str, str] = ("floats", "floats"),
+) -> KernelPlan:
     """Compiles one kernel for 8 rows of 8192 positions, 4 query heads a kv head, pages of 128."""
-    num_queries, page_tokens = STEPS[step], 128
-    pages = jax.ShapeDtypeStruct((512, 2, page_tokens, head_dim), jnp.bfloat16)
     shapes = (
-        jax.ShapeDtypeStruct((8, num_queries, 8, head_dim), jnp.bfloat16),
-        pages,
-        pages,
+        jax.ShapeDtypeStruct((8, STEPS[step], 8, head_dim), jnp.bfloat16),
+        *(pages_of(kind, head_dim) for kind in kinds),
         jax.ShapeDtypeStruct((8, 64), jnp.int32),
         *(jax.ShapeDtypeStruct((8,), jnp.int32) for _ in range(2)),
     )
@@ -46,15 +62,18 @@ def report(target: str, step: str, head_dim: int, tiles: Tiles, options: str) ->
     return reports[0]
 
 
-def default_tiles(step: str, head_dim: int, options: str) -> Tiles:
+def default_tiles(step: str, head_dim: int, options: str, *, has_codes: bool = False) -> Tiles:
     if step == "prefill":
-        return prefill_tiles(head_dim, is_plain=options == "plain")
-    return decode_tiles(head_dim)
+        return prefill_tiles(head_dim, is_plain=options == "plain", has_codes=has_codes)
+    return decode_tiles(head_dim, has_codes=has_codes)
 
 
-def every_choice(step: str, head_dim: int, options: str, shared_bytes: int) -> list[Tiles]:
+def every_choice(
+    step: str, head_dim: int, options: str, shared_bytes: int, *, has_codes: bool = False
+) -> list[Tiles]:
     choices = prefill_choices if step == "prefill" else decode_choices
-    return [*choices(head_dim, shared_bytes, is_plain=options == "plain")]
+    is_plain = options == "plain"
+    return [*choices(head_dim, shared_bytes, is_plain=is_plain, has_codes=has_codes)]
 
 
 def check(rows: dict[str, KernelPlan], target: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +85,8 @@ def check(rows: dict[str, KernelPlan], target: str, capsys: pytest.CaptureFixtur
 
 
 def label(target: str, step: str, head_dim: int, options: str, tiles: Tiles) -> str:
-    return f"{target} {step} D={head_dim} {options} {tiles.block_keys}x{tiles.stages}"
+    sizes = f"{tiles.block_keys}x{tiles.stages}+{tiles.code_stages}"
+    return f"{target} {step} D={head_dim} {options} {sizes}"
 
 
 @needs_aot
@@ -78,6 +98,46 @@ def test_default_tiles_compile_without_spills(capsys: pytest.CaptureFixture[str]
             tiles = default_tiles(step, head_dim, options)
             found = report("h200", step, head_dim, tiles, options)
             rows[label("h200", step, head_dim, options, tiles)] = found
+    check(rows, "h200", capsys)
+
+
+# Every kernel, head size and kind of pages once; all of their products are slow.
+CODED = [
+    ("decode", 128, "plain", ("int8", "int8")),
+    ("decode", 256, "plain", ("fp8", "fp8")),
+    ("verify", 64, "window and softcap", ("int8", "floats")),
+    ("prefill", 128, "plain", ("fp8", "fp8")),
+    ("prefill", 256, "window", ("int8", "int8")),
+]
+KINDS = [("int8", "int8"), ("fp8", "fp8"), ("int8", "floats")]
+
+
+@needs_aot
+def test_kernels_over_codes_compile_without_spills(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {}
+    for step, head_dim, options, kinds in CODED:
+        tiles = default_tiles(step, head_dim, options, has_codes=True)
+        found = report("h200", step, head_dim, tiles, options, kinds)
+        rows[f"{label('h200', step, head_dim, options, tiles)} {'/'.join(kinds)}"] = found
+        assert found.shared_bytes <= tiles.shared_bytes(head_dim) + 512  # barriers
+    check(rows, "h200", capsys)
+
+
+@needs_aot
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("step", STEPS)
+def test_every_choice_over_codes_compiles_without_spills(
+    step: str, head_dim: int, kinds: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    most, rows = gpu_target("h200").shared_memory_bytes, {}
+    for options in OPTIONS:
+        choices = every_choice(step, head_dim, options, most, has_codes=True)
+        assert default_tiles(step, head_dim, options, has_codes=True) in choices
+        for tiles in choices:
+            found = report("h200", step, head_dim, tiles, options, kinds)
+            rows[f"{label('h200', step, head_dim, options, tiles)} {'/'.join(kinds)}"] = found
     check(rows, "h200", capsys)
 
 

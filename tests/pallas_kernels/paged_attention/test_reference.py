@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from pallas_kernels.paged_attention.reference import paged_attention
+from tests.pallas_kernels.paged_attention.coded import code_sides
 from tests.pallas_kernels.paged_attention.dense import Problem, dense_attention, make_problem
 
 # Page sizes on both sides of a block of 64 keys, groups of 1 to 6, heads padded and not.
@@ -170,6 +171,43 @@ def test_pages_in_bfloat16_are_read_exactly() -> None:
             problem.q, *pages, problem.table, problem.starts, problem.lengths
         )
         np.testing.assert_array_equal(np.asarray(narrow), wide)
+
+
+KINDS = [("int8", "int8"), ("fp8", "fp8"), ("int8", "floats"), ("floats", "fp8")]
+
+
+@pytest.mark.parametrize("as_bits", [False, True])
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+def test_codes_mean_code_times_scale(kinds: tuple[str, str], as_bits: bool) -> None:
+    """Against float64 over what the codes stand for; what nobody wrote holds NaN, scales too."""
+    problem = make_problem([0, 70, 9], [3, 5, 0], poison=float("nan"), **SHAPES["verify"])
+    k_pages, v_pages, held = code_sides(problem, *kinds, as_bits=as_bits)
+    run = jax.jit(functools.partial(paged_attention, scale=0.25))
+    found = run(problem.q, k_pages, v_pages, problem.table, problem.starts, problem.lengths)
+    assert_close(held, np.asarray(found))
+
+
+@pytest.mark.parametrize("kinds", KINDS[:3], ids="-".join)
+def test_bits_over_codes_do_not_depend_on_rows_or_chunk(kinds: tuple[str, str]) -> None:
+    problem = make_problem(
+        [80, 3, 64, 0], [16] * 4, num_queries=16, num_heads=4, num_kv_heads=2, head_dim=48,
+        page_tokens=16,
+    )  # fmt: skip
+    k_pages, v_pages, _ = code_sides(problem, *kinds, as_bits=True)
+    run = jax.jit(functools.partial(paged_attention, scale=0.25))
+    whole = np.asarray(
+        run(problem.q, k_pages, v_pages, problem.table, problem.starts, problem.lengths)
+    )
+    for rows, first in (([2], 0), ([3, 0], 5), ([1, 2, 3], 15)):
+        one = run(
+            problem.q[rows, first : first + 1],
+            k_pages,
+            v_pages,
+            problem.table[rows],
+            problem.starts[rows] + np.int32(first),
+            np.ones(len(rows), np.int32),
+        )
+        np.testing.assert_array_equal(np.asarray(one), whole[rows, first : first + 1])
 
 
 def test_large_scores_do_not_overflow() -> None:

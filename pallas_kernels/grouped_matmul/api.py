@@ -1,0 +1,66 @@
+"""The op `grouped_matmul`: one signature, the implementation chosen by `dispatch`."""
+
+import functools
+from typing import Any, Literal
+
+import jax
+
+from pallas_kernels import dispatch
+from pallas_kernels.dispatch import Dtypes, Platform, Shapes
+from pallas_kernels.grouped_matmul import reference
+
+Implementation = Literal["auto", "reference", "mosaic", "simulated"]
+
+
+def _mosaic(*arrays: jax.Array, **options: Any) -> jax.Array:
+    from pallas_kernels.grouped_matmul import mosaic  # imported at the first use
+
+    return mosaic.grouped_matmul(*arrays, **options)
+
+
+def why_not_mosaic(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
+    """Why `mosaic` cannot serve a call, or None. Names of shapes: x, matrices."""
+    reason = dispatch.why_not_hopper(platform)
+    if reason:
+        return reason
+    from pallas_kernels.grouped_matmul import mosaic
+
+    return mosaic.why_not(shapes, dtypes, platform)
+
+
+IMPLEMENTATIONS = {
+    "reference": reference.grouped_matmul,
+    "mosaic": _mosaic,
+    "simulated": functools.partial(_mosaic, interpret=True),
+}
+
+
+def grouped_matmul(
+    x: jax.Array,
+    matrices: jax.Array,
+    counts: jax.Array,
+    *,
+    implementation: Implementation = "auto",
+) -> jax.Array:
+    """x · matrixᵀ of each group; see `reference.grouped_matmul` for shapes.
+
+    Args:
+        implementation: "auto" is for this process's first device; a program for another device
+            names its own. "simulated" is `mosaic` on a CPU: slow.
+    """
+    shapes = {"x": x.shape, "matrices": matrices.shape}
+    dtypes = {"x": x.dtype, "matrices": matrices.dtype}
+    name = resolve_implementation(implementation, shapes, dtypes)
+    return IMPLEMENTATIONS[name](x, matrices, counts)
+
+
+def resolve_implementation(
+    wanted: str, shapes: Shapes, dtypes: Dtypes, platform: Platform | None = None
+) -> str:
+    """The name that `wanted` stands for; names of shapes: x, matrices.
+
+    platform: None for this process's first device.
+    """
+    where = platform or dispatch.current_platform()
+    why_not = {"mosaic": functools.partial(why_not_mosaic, shapes, dtypes, where)}
+    return dispatch.resolve("grouped_matmul", IMPLEMENTATIONS, wanted, why_not)

@@ -1,0 +1,77 @@
+"""`grouped_matmul`: reference and simulation against float64, and compiled for the H200."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.dispatch import Platform
+from pallas_kernels.grouped_matmul import grouped_matmul, mosaic, resolve_implementation
+from pallas_kernels.grouped_matmul.cases import CASES, Case
+from tests.support.aot import compile_kernels, needs_aot, on_target
+from tests.support.tolerances import KERNELS
+
+SMALL = [case for case in CASES if case.is_small]
+HOPPER = Platform(kind="gpu", compute_capability=(9, 0))
+
+
+def counts_of(case: Case) -> np.ndarray:
+    return np.resize(np.array(case.counts, np.int32), case.groups)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "simulated"])
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_equals_float64(case: Case, implementation: str) -> None:
+    """Rows that are not wanted hold NaN, and so do matrices of groups without any."""
+    random, counts = np.random.default_rng(0), counts_of(case)
+    x = jnp.asarray(random.normal(size=(case.groups, case.rows, case.inputs)), jnp.bfloat16)
+    shape = (case.groups, case.outputs, case.inputs)
+    matrices = jnp.asarray(random.normal(size=shape), jnp.bfloat16)
+    wanted = np.arange(case.rows)[None, :] < counts[:, None]
+    exact = np.einsum("xci,xoi->xco", np.asarray(x, np.float64), np.asarray(matrices, np.float64))
+    x = jnp.where(wanted[:, :, None], x, jnp.nan)
+    matrices = jnp.where((counts > 0)[:, None, None], matrices, jnp.nan)
+    found = grouped_matmul(x, matrices, jnp.asarray(counts), implementation=implementation)  # type: ignore[arg-type]
+    assert found.dtype == jnp.float32 and found.shape == exact.shape
+    difference = np.linalg.norm((np.asarray(found, np.float64) - exact)[wanted])
+    assert difference <= KERNELS["float32"] * np.linalg.norm(exact[wanted])
+
+
+def choose(rows: int = 64, outputs: int = 768, inputs: int = 2048, dtype: str = "bfloat16") -> str:
+    shapes = {"x": (128, rows, inputs), "matrices": (128, outputs, inputs)}
+    return resolve_implementation("auto", shapes, {"x": dtype, "matrices": dtype}, HOPPER)
+
+
+def test_what_the_kernel_takes() -> None:
+    assert choose() == "mosaic"
+    assert choose(rows=65) == choose(outputs=80) == choose(inputs=96) == "reference"
+    assert choose(dtype="float32") == "reference"
+    cpu = Platform(kind="cpu")
+    shapes = {"x": (1, 64, 64), "matrices": (1, 128, 64)}
+    dtypes = {"x": "bfloat16", "matrices": "bfloat16"}
+    assert resolve_implementation("auto", shapes, dtypes, cpu) == "reference"
+    with pytest.raises(ValueError, match="groups have 8 rows"):
+        mosaic.grouped_matmul(
+            jnp.zeros((1, 8, 64), jnp.bfloat16),
+            jnp.zeros((1, 128, 64), jnp.bfloat16),
+            jnp.zeros(1, jnp.int32),
+        )
+
+
+@needs_aot
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if not case.is_small], ids=lambda case: case.name
+)
+def test_compiled_for_the_h200(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = (
+        jax.ShapeDtypeStruct((case.groups, case.rows, case.inputs), jnp.bfloat16),
+        jax.ShapeDtypeStruct((case.groups, case.outputs, case.inputs), jnp.bfloat16),
+        jax.ShapeDtypeStruct((case.groups,), jnp.int32),
+    )
+    lowered = jax.jit(mosaic.grouped_matmul).lower(*on_target("h200", shapes))
+    compiled, reports = compile_kernels(lowered)
+    assert [one.spill_bytes for one in reports] == [0]
+    assert reports[0].registers <= 255 and reports[0].shared_bytes <= 227 * 1024
+    assert compiled.memory_analysis().temp_size_in_bytes < 2**20
+    with capsys.disabled():
+        print(f"\n{case.name}: {reports[0].registers} registers, {reports[0].shared_bytes:,} bytes")
