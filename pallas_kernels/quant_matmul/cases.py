@@ -24,6 +24,10 @@ class Case:
     tier: Literal["quick", "slow", "bench"] = "quick"
 
 
+# Codes and groups.
+_MEASURED: tuple[tuple[Literal["int4", "int8"], int], ...] = (("int4", 128), ("int8", 1 << 20))
+
+
 def _small(name: str, codes: Literal["int4", "int8"], group: int, **options) -> Case:
     given = {"rows": 3, "outputs": 64, "columns": max(256, min(group, 512)), **options}
     return Case(name=name, codes=codes, group=group, **given)
@@ -72,7 +76,7 @@ CASES = (
             group=group,
             tier="bench",
         )
-        for codes, group in (("int4", 128), ("int8", 1 << 20))
+        for codes, group in _MEASURED
         for name, (outputs, columns) in _MATRICES.items()
         for rows in (1, 8, 16, 32, 64, 128)
     ),

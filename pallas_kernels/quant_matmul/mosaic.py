@@ -158,12 +158,17 @@ def quant_matmul(
         scales = jnp.repeat(scales, out_group, axis=1)[:, :outputs]
     arrays = [padded, _as_codes(codes, blocks), scales]
     if has_addend:
-        if addend.dtype == jnp.int8 and blocks.outputs * blocks.num_segments < LEAST_COPY_BYTES:
-            addend = addend.astype(jnp.bfloat16)  # exact
-        arrays += [addend, _segment_sums(padded, blocks)]
+        arrays += [_as_copied(addend, blocks), _segment_sums(padded, blocks)]
     parts = _call(padded.shape[0], outputs, arrays, blocks)
     out = functools.reduce(jnp.add, list(parts))  # in order
     return out[: rows.shape[0]].reshape(*x.shape[:-1], outputs)
+
+
+def _as_copied(addend: jax.Array, blocks: _Blocks) -> jax.Array:
+    """Zeros or offsets, wide enough for a copy to shared memory."""
+    if addend.dtype == jnp.int8 and blocks.outputs * blocks.num_segments < LEAST_COPY_BYTES:
+        return addend.astype(jnp.bfloat16)  # exact
+    return addend
 
 
 def _default_tiles(
