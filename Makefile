@@ -16,6 +16,8 @@ endif
 BIN := $(VENV)/bin
 # Empty: pytest's own output; `make test PYTEST_ARGS="-x -k page_pool"` narrows it down.
 PYTEST_ARGS ?=
+# Processes that share the test files out; each compiles its own programs (2 to 3 GB of memory each).
+WORKERS ?= 2
 SOURCES := jaxinfer pallas_kernels tests bench
 
 # Without an NVIDIA device jax is told so; otherwise an installed CUDA plugin prints a traceback.
@@ -74,7 +76,7 @@ imports: $(VENV)/.installed-test
 
 SELECT ?= not slow and not gpu
 tests: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m '$(SELECT)' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m '$(SELECT)' -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 docs: $(VENV)/bin/python ## build the pages of docs/ into build/site; every warning is an error
 	@$(BIN)/python -m pip install --quiet -e '.[docs]' || $(no_index)

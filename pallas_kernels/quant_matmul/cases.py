@@ -55,7 +55,7 @@ CASES = (
     _small("int8 with zeros", "int8", 128, addend="zeros", tier="slow"),
     _small("int8 with offsets", "int8", 16, addend="offsets", columns=128),
     # Two warpgroups, splits, odd widths, tiles of rows.
-    _small("two warpgroups", "int4", 128, outputs=128),
+    _small("two warpgroups", "int4", 64, outputs=128, columns=512),
     _small("splits", "int4", 128, columns=1024),
     _small("columns in steps of 64", "int8", 1 << 20, columns=192),
     _small("one row", "int4", 64, rows=1),

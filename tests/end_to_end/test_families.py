@@ -19,8 +19,8 @@ from tests.end_to_end.engines import assert_drained, bits, run
 from tests.support.family_fixtures import read_fixture
 from tests.support.tolerances import LOGITS
 
-# Partial rotary embeddings; norms on whole queries and keys, and only on what is added.
-FAST = ("phi3_longrope", "olmo2")
+# Partial rotary embeddings; norms on whole queries and keys, and only on what is added; experts.
+FAST = ("phi3_longrope", "olmo2", "qwen3_moe_listed")
 SLOW = (
     *("gemma", "gemma2", "llama_odd_heads", "mistral_full", "mistral_window", "mixtral_window"),
     *("phi3", "qwen2_window", "qwen3", "qwen3_moe_stepped", "smollm3", "smollm3_window"),
@@ -86,7 +86,8 @@ def test_bits_do_not_depend_on_what_runs_beside(
         before = llm.get_metrics()["num_preemptions"]
         together = [bits(output) for output in run(llm, prompts, params)]
         assert together == alone
-        assert llm.get_metrics()["num_preemptions"] > before
+        slides = all(llm.geometry.group_windows)  # then old pages are freed, and none run out
+        assert slides or llm.get_metrics()["num_preemptions"] > before
         assert_drained(llm)
         order = random.Random(1).sample(range(len(prompts)), len(prompts))
         again = run(llm, [prompts[n] for n in order], [params[n] for n in order])
