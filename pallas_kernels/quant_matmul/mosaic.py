@@ -154,14 +154,17 @@ def quant_matmul(
         interpret=interpret,
     )
     padded = jnp.pad(rows, ((0, -rows.shape[0] % tiles.block_rows), (0, 0)))
-    if out_group > 1:  # a scale an output; few, since a block has many columns
-        scales = jnp.repeat(scales, out_group, axis=1)[:, :outputs]
-    arrays = [padded, _as_codes(codes, blocks), scales]
+    arrays = [padded, _as_codes(codes, blocks), _scale_an_output(scales, out_group, outputs)]
     if has_addend:
         arrays += [_as_copied(addend, blocks), _segment_sums(padded, blocks)]
     parts = _call(padded.shape[0], outputs, arrays, blocks)
     out = functools.reduce(jnp.add, list(parts))  # in order
     return out[: rows.shape[0]].reshape(*x.shape[:-1], outputs)
+
+
+def _scale_an_output(scales: jax.Array, out_group: int, outputs: int) -> jax.Array:
+    """Few, since a block of scaled columns is long."""
+    return scales if out_group == 1 else jnp.repeat(scales, out_group, axis=1)[:, :outputs]
 
 
 def _as_copied(addend: jax.Array, blocks: _Blocks) -> jax.Array:
