@@ -11,8 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from measure import Machine, Row, Setting, relative_error, time_on_device, with_time
 
-from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.paged_attention import (
+    HeadScaledPages,
+    Pages,
+    TokenScaledPages,
+    paged_attention,
+)
 from pallas_kernels.paged_attention.cases import CASES as ATTENTION_CASES
+from pallas_kernels.paged_attention.pages import as_floats, round_by_head, round_by_token
 from pallas_kernels.quant_matmul import dequantize, quant_matmul
 from pallas_kernels.quant_matmul.cases import CASES as QUANT_CASES
 from pallas_kernels.rms_norm import rms_norm
@@ -71,7 +77,8 @@ def attention_rows(setting: Setting, step: str) -> Iterator[Row]:
         exact = np.stack([_exact_attention(case, arrays, row) for row in checked])
         tokens = [start + length for start, length in zip(case.starts, case.lengths, strict=True)]
         live = sum(tokens) if step == "decode" else max(tokens)
-        moved = live * case.num_kv_heads * case.head_dim * 4
+        sizes = {"floats": 2 * case.head_dim, "int8": case.head_dim + 2, "fp8": case.head_dim}
+        moved = live * case.num_kv_heads * (sizes[case.keys] + sizes[case.values])
         flops = (
             4
             * case.num_heads
@@ -157,7 +164,30 @@ def _real(case: Any, found: jax.Array, rows: Sequence[int]) -> np.ndarray:
     return values
 
 
-def _pages_and_rows(case: Any, seed: int) -> tuple[jax.Array, ...]:
+@functools.partial(jax.jit, static_argnums=1)
+def _as_kind(pages: jax.Array, kind: str) -> Pages:
+    """Pages of floats as what a case's pages hold."""
+    if kind == "int8":
+        return TokenScaledPages(*round_by_token(pages))
+    if kind == "fp8":
+        scales = jnp.full((pages.shape[1],), 0.02, jnp.float32)
+        codes = round_by_head(pages.swapaxes(1, 2), scales).swapaxes(1, 2)
+        return HeadScaledPages(codes, scales)
+    return pages
+
+
+def _floats_of(pages: Pages, picked: jax.Array) -> np.ndarray:
+    """What some of the pages hold, float64."""
+    if isinstance(pages, TokenScaledPages):
+        codes, scales = (np.asarray(as_floats(part[picked]), np.float64) for part in pages)
+        return codes * scales[..., None]
+    if isinstance(pages, HeadScaledPages):
+        codes = np.asarray(as_floats(pages.codes[picked]), np.float64)
+        return codes * np.asarray(pages.scales, np.float64)[:, None, None]
+    return np.asarray(pages[picked], np.float64)
+
+
+def _pages_and_rows(case: Any, seed: int) -> tuple[Any, ...]:
     """Random q and pages, scattered; in a prefill all rows are chunks of one request."""
     keys = jax.random.split(jax.random.key(seed), 3)
     tokens = [start + length for start, length in zip(case.starts, case.lengths, strict=True)]
@@ -168,19 +198,22 @@ def _pages_and_rows(case: Any, seed: int) -> tuple[jax.Array, ...]:
     order = np.random.default_rng(seed).permutation(np.arange(1, num_pages)).astype(np.int32)
     table = np.broadcast_to(order.reshape(-1, columns), (num_rows, columns))
     q = jax.random.normal(keys[0], (num_rows, case.num_queries, case.num_heads, case.head_dim))
-    k, v = (jax.random.normal(key, pages, jnp.bfloat16) for key in keys[1:])
+    k, v = (
+        _as_kind(jax.random.normal(key, pages, jnp.bfloat16), kind)
+        for key, kind in zip(keys[1:], (case.keys, case.values), strict=True)
+    )
     starts, lengths = (jnp.asarray(some, jnp.int32) for some in (case.starts, case.lengths))
     return q.astype(jnp.bfloat16), k, v, jnp.asarray(table), starts, lengths
 
 
-def _exact_attention(case: Any, arrays: tuple[jax.Array, ...], row: int) -> np.ndarray:
+def _exact_attention(case: Any, arrays: tuple[Any, ...], row: int) -> np.ndarray:
     """One row in float64; zeros where its queries end."""
     q, k_pages, v_pages, table, starts, lengths = arrays
     start, length = int(starts[row]), int(lengths[row])
     held = -(-(start + length) // case.page_tokens)
     picked = table[row, :held]
     keys, values = (
-        np.asarray(pages[picked], np.float64).swapaxes(0, 1).reshape(
+        _floats_of(pages, picked).swapaxes(0, 1).reshape(
             case.num_kv_heads, -1, case.head_dim)[:, : start + length]
         for pages in (k_pages, v_pages)
     )  # fmt: skip

@@ -190,8 +190,9 @@ def _closed_on_error(timeline: Any) -> Iterator[None]:
 
 def _report(geometry: Geometry, storage: Storage, memory: MemoryPlan) -> None:
     _log.info("weights = %r: %s", storage.form, storage.reason)
+    by_layer = ("layer_groups", "draft_layer_groups", "kv_scales")  # too long to be shown
     for setting in fields(geometry):
-        if setting.name not in ("layer_groups", "kv_scales"):  # as many as there are layers
+        if setting.name not in by_layer:
             _log.info("%s = %r", setting.name, getattr(geometry, setting.name))
     for line in memory.lines():
         _log.info(line)

@@ -29,18 +29,16 @@ from jaxinfer.text.tokenizer import Tokenizer, tokenizer_from_folder
 class DraftModel:
     """What drafts, not loaded yet.
 
-    checkpoint: with the config of what drafts. storage: how its own parameters are kept. own: the
-    leaves that are not the engine's model's; None for all of them, and pages of its own.
+    config: its shape; of a model that drafts with its first layers, with so many. storage: how its
+    own parameters are kept. own: the leaves that are not the engine's model's; None for all of
+    them, and pages of its own. checkpoint: to load it from; None where it is only planned.
     """
 
-    checkpoint: Checkpoint
+    config: ModelConfig
+    architecture: Architecture
     storage: Storage
     own: frozenset[Leaf] | None
-
-    @property
-    def config(self) -> ModelConfig:
-        """Its shape; of a model that drafts with its first layers, with so many."""
-        return self.checkpoint.config
+    checkpoint: Checkpoint | None = None
 
     @property
     def needs(self) -> DraftNeeds:
@@ -57,16 +55,15 @@ class DraftModel:
 
     def abstract(self, model: Mapping[Leaf, Any], weight_dtype: str) -> Any:
         """Its parameters' shapes; `model`: those of the engine's model, from `by_leaf`."""
-        shapes = abstract_params(
-            self.config, self.checkpoint.architecture, weight_dtype, self.storage.packed
-        )
+        shapes = abstract_params(self.config, self.architecture, weight_dtype, self.storage.packed)
         given = self._given(model)
         return jax.tree.map(lambda leaf, shape: given.get(leaf, shape), self._leaves(), shapes)
 
     def load(self, model: Mapping[Leaf, Any], weight_dtype: str, *, show_progress: bool) -> Any:
         """Its parameters; `model`: the arrays of the engine's model."""
+        assert self.checkpoint is not None, "what is only planned is not loaded"
         return load_params(
-            self.checkpoint,
+            replace(self.checkpoint, config=self.config),
             weight_dtype=weight_dtype,
             keep_packed=self.storage.form == "packed",
             sources=self.storage.sources,
@@ -75,7 +72,7 @@ class DraftModel:
         )
 
     def _leaves(self) -> Any:
-        return self.checkpoint.architecture.leaves(self.config)
+        return self.architecture.leaves(self.config)
 
     def _given(self, model: Mapping[Leaf, Any]) -> dict[Leaf, Any]:
         own = model if self.own is None else self.own
@@ -105,33 +102,31 @@ def open_draft(
     wanted = ask.speculative_config
     if wanted is None or not wanted.has_model:
         return None
-    if wanted.method == "self":
-        return _own_draft(ask, wanted, checkpoint, platform)
-    assert wanted.model is not None, "checked by SpeculativeConfig"
-    other = open_checkpoint(wanted.model, show_progress=show_progress)
-    check_vocabularies(checkpoint, tokenizer, other, _tokenizer_of(other))
-    return DraftModel(checkpoint=other, storage=_storage(ask, wanted, other, platform), own=None)
+    other = checkpoint
+    if wanted.model is not None:
+        other = open_checkpoint(wanted.model, show_progress=show_progress)
+        check_vocabularies(checkpoint, tokenizer, other, _tokenizer_of(other))
+    storage = decide_storage(
+        other, weights=ask.weights, quantization=wanted.quantization, platform=platform
+    )
+    made = draft_model(wanted, other.config, other.architecture, storage)
+    return replace(made, checkpoint=other)
 
 
-def _own_draft(
-    ask: EngineConfig, wanted: SpeculativeConfig, checkpoint: Checkpoint, platform: str
+def draft_model(
+    wanted: SpeculativeConfig, config: ModelConfig, architecture: Architecture, storage: Storage
 ) -> DraftModel:
-    storage = _storage(ask, wanted, checkpoint, platform)
-    config = _first_layers(checkpoint.config, wanted.num_layers)
-    own = {leaf for leaf, source in storage.sources.items() if isinstance(source, RoundedMatrix)}
-    return DraftModel(
-        checkpoint=replace(checkpoint, config=config),
-        storage=storage,
-        own=frozenset(own if wanted.quantization else ()),
-    )
+    """What drafts, of a model with that config: another one, or the engine's own made cheaper.
 
-
-def _storage(
-    ask: EngineConfig, wanted: SpeculativeConfig, checkpoint: Checkpoint, platform: str
-) -> Storage:
-    return decide_storage(
-        checkpoint, weights=ask.weights, quantization=wanted.quantization, platform=platform
-    )
+    Raises:
+        ConfigError: more layers than there are.
+    """
+    own = None
+    if wanted.method == "self":
+        config = _first_layers(config, wanted.num_layers)
+        filled = storage.sources.items() if wanted.quantization else ()
+        own = frozenset(leaf for leaf, source in filled if isinstance(source, RoundedMatrix))
+    return DraftModel(config=config, architecture=architecture, storage=storage, own=own)
 
 
 def _first_layers(config: ModelConfig, count: int | None) -> ModelConfig:

@@ -12,6 +12,7 @@ from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import Geometry
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import ConfigError
+from jaxinfer.layers.expert_rounds import choose_expert_kernel
 from jaxinfer.layers.matmul_kernels import with_kernels
 from pallas_kernels.dispatch import Platform, current_platform
 from pallas_kernels.paged_attention import resolve_implementation as resolve_attention
@@ -21,7 +22,7 @@ from pallas_kernels.rms_norm import resolve_implementation as resolve_norm
 def decide_kernels(
     planned: Geometry, ask: EngineConfig, model: ModelConfig, platform: Platform | None = None
 ) -> Geometry:
-    """The geometry with the kernels of attention and norm in place of "auto".
+    """The geometry with the kernels of attention, norm and experts in place of "auto".
 
     Args:
         platform: where the programs will run; None for this process's first device.
@@ -36,6 +37,7 @@ def decide_kernels(
             planned,
             attention_kernel=_attention_kernel(planned, model, platform),
             norm_kernel=resolve_norm(ask.kernels, platform, columns, planned.activation_dtype),
+            expert_kernel=choose_expert_kernel(ask.kernels, planned, model, platform),
         )
 
 

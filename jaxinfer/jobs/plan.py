@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxinfer.config.engine_config import EngineConfig, engine_config
 from jaxinfer.config.geometry import (
+    NO_DRAFTS,
     NOTHING_PACKED,
     Device,
     Geometry,
@@ -30,11 +31,13 @@ from jaxinfer.jobs.hlo_text import Traffic, count_traffic, parse_program
 from jaxinfer.jobs.kernel_report import dumped_kernels, read_kernels
 from jaxinfer.jobs.plan_records import (
     RESERVED_BYTES,
+    DraftPlan,
     KernelPlan,
     ProgramPlan,
     TargetPlan,
     decode_loads,
 )
+from jaxinfer.speculation.break_even import break_even_acceptance
 
 _WITHOUT_ARGUMENTS = "init_step"
 _KERNEL_LINE = re.compile(r"^( *)\d+: (k\w+)")
@@ -45,9 +48,13 @@ Report = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEngine:
-    """What would run: the model, what was decided for it, and its parameters' shapes."""
+    """What would run: the model, what was decided for it, and its parameters' shapes.
+
+    draft: the model that drafts, None without one.
+    """
 
     config: ModelConfig
+    draft: ModelConfig | None = None
     geometry: Geometry
     params: Any
     weights: str
@@ -76,11 +83,6 @@ def plan_target(
         UnsupportedError: the aot extra is not installed; a quantized checkpoint without its files.
     """
     target, ask = gpu_target(target_name), engine_config(**engine_options)
-    if ask.speculative_config and ask.speculative_config.has_model:
-        raise UnsupportedError(
-            f"speculative_config method={ask.speculative_config.method!r}: a plan does not count a "
-            "model that drafts; plan with method 'ngram', or without drafts"
-        )
     if compile_programs:
         _refuse_without_compiler(target)
     engine = decide_engine(model, ask, target)
@@ -120,11 +122,20 @@ def _refuse_without_compiler(target: GpuTarget) -> None:
 def decide_engine(model: str | Path, ask: EngineConfig, target: GpuTarget) -> PlannedEngine:
     from jaxinfer.checkpoint.load import abstract_params
     from jaxinfer.engine.build import decide_geometry, kernels_of_weights
+    from jaxinfer.engine.draft_model import by_leaf
     from pallas_kernels.dispatch import Platform
 
     config, architecture, storage = _storage(model, ask, target)
+    draft = _draft(model, ask, target)
     platform = Platform(kind="gpu", compute_capability=target.compute_capability)
-    geometry = decide_geometry(ask, config, _device(target), storage.share, platform=platform)
+    geometry = decide_geometry(
+        ask,
+        config,
+        _device(target),
+        storage.share,
+        platform=platform,
+        drafts=draft.needs if draft else NO_DRAFTS,
+    )
     params = abstract_params(
         config,
         architecture,
@@ -132,9 +143,29 @@ def decide_engine(model: str | Path, ask: EngineConfig, target: GpuTarget) -> Pl
         storage.packed,
         round_inputs=storage.round_inputs,
     )
+    if draft is not None:
+        leaves = by_leaf(architecture, config, params)
+        params = params | {"draft": draft.abstract(leaves, geometry.weight_dtype)}
     params = kernels_of_weights(params, ask, geometry, platform)
     kept = f"{len(storage.packed)} matrices packed" if storage.packed else geometry.weight_dtype
-    return PlannedEngine(config=config, geometry=geometry, params=params, weights=kept)
+    return PlannedEngine(
+        config=config,
+        draft=draft.config if draft else None,
+        geometry=geometry,
+        params=params,
+        weights=kept,
+    )
+
+
+def _draft(model: str | Path, ask: EngineConfig, target: GpuTarget) -> Any:
+    """The model that drafts, from its config too; None without one."""
+    from jaxinfer.engine.draft_model import draft_model
+
+    wanted = ask.speculative_config
+    if wanted is None or not wanted.has_model:
+        return None
+    drafting = replace(ask, quantization=wanted.quantization, activations="float")
+    return draft_model(wanted, *_storage(wanted.model or model, drafting, target))
 
 
 def _storage(model: str | Path, ask: EngineConfig, target: GpuTarget) -> tuple[Any, Any, Any]:
@@ -193,7 +224,7 @@ def _compile(
     from jaxinfer.runner.programs import program_sources
     from jaxinfer.runner.target import place_on_target
 
-    sources = program_sources(engine.params, engine.config, engine.geometry)
+    sources = program_sources(engine.params, engine.config, engine.geometry, engine.draft)
     del sources[_WITHOUT_ARGUMENTS]  # it has no place to be compiled for
     with dumped_kernels() as dumps, ThreadPoolExecutor(max_workers=1) as compiler:
         futures = []
@@ -264,7 +295,7 @@ def page_shapes(engine: PlannedEngine) -> set[tuple[int, ...]]:
 
     from jaxinfer.cache import abstract_cache
 
-    cache = abstract_cache(engine.config, engine.geometry)
+    cache = abstract_cache(engine.config, engine.geometry, engine.draft)
     return {leaf.shape for leaf in jax.tree.leaves(cache) if len(leaf.shape) >= 3}
 
 
@@ -290,10 +321,7 @@ def _plan(
     from jaxinfer.sampling.slot_state import abstract_loop_state
 
     config, geometry = engine.config, engine.geometry
-    weights = _num_bytes(engine.params)
-    read = weights
-    if not config.tie_embeddings:
-        read -= _num_bytes(engine.params["embedding"])
+    read, drafting = _read_bytes(engine)
     decode = [one for one in programs if one.name.startswith("decode_step")]
     return TargetPlan(
         model=model,
@@ -301,11 +329,11 @@ def _plan(
         description=target.description,
         memory_bytes=target.memory_bytes,
         bandwidth_bytes_per_s=target.bandwidth_bytes_per_s,
-        settings={k: v for k, v in asdict(geometry).items() if k != "layer_groups"},
+        settings={k: v for k, v in asdict(geometry).items() if not k.endswith("layer_groups")},
         weights=engine.weights,
-        weights_bytes=weights,
+        weights_bytes=_num_bytes(engine.params),
         read_weights_bytes=read,
-        cache_bytes=cache_bytes(config, geometry),
+        cache_bytes=cache_bytes(config, geometry, engine.draft),
         cached_tokens=(geometry.num_pages[0] - 1) * geometry.page_tokens,
         state_bytes=_num_bytes(abstract_loop_state(geometry.num_slots, config.vocab_size)),
         temporary_bytes=max((one.temporary_bytes for one in programs), default=None),
@@ -314,10 +342,49 @@ def _plan(
         ),
         programs=programs,
         kernels=kernels,
+        drafts=_draft_plan(programs, read, drafting, geometry) if geometry.draft_tokens else None,
+    )
+
+
+def _read_bytes(engine: PlannedEngine) -> tuple[int, int]:
+    """Weights that a decode step reads, and those that drafting a token reads."""
+
+    def read(params: Any, config: ModelConfig) -> int:
+        unread = ("draft",) if config.tie_embeddings else ("draft", "embedding")
+        return _num_bytes({name: part for name, part in params.items() if name not in unread})
+
+    model = read(engine.params, engine.config)
+    if engine.draft is None:
+        return model, 0
+    drafting = read(engine.params["draft"], engine.draft)
+    # A draft model with pages of its own runs in every step.
+    return model + (drafting if engine.geometry.draft_layer_groups else 0), drafting
+
+
+def _draft_plan(
+    programs: tuple[ProgramPlan, ...], read: int, drafting: int, geometry: Geometry
+) -> DraftPlan:
+    """From what the compiled programs of most rows move; uncompiled, from the weights alone."""
+    moved = {one.name.partition(" ")[0]: one.moved_bytes for one in programs}  # the widest is last
+    decode, verify = moved.get("decode_step") or read, moved.get("verify_step") or read
+    draft = moved.get("draft_step") or drafting
+    return DraftPlan(
+        num_drafts=geometry.draft_tokens,
+        decode_bytes=decode,
+        draft_bytes=draft,
+        verify_bytes=verify,
+        break_even_acceptance=break_even_acceptance(
+            decode_cost=decode,
+            draft_cost=draft,
+            verify_cost=verify,
+            num_drafts=geometry.draft_tokens,
+        ),
     )
 
 
 def _num_bytes(shapes: Any) -> int:
+    """What the model and what drafts for it share counts once."""
     import jax
 
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    different = {id(leaf): leaf for leaf in jax.tree.leaves(shapes)}
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in different.values())

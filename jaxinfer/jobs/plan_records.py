@@ -68,12 +68,27 @@ class DecodeLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftPlan:
+    """What drafting moves: bytes of a decode step, of drafting a token and of the step that
+    verifies `num_drafts`. break_even_acceptance: how often a draft must stand for a round to give
+    more tokens than decode steps that move as much; None where it never does.
+    """
+
+    num_drafts: int
+    decode_bytes: int
+    draft_bytes: int
+    verify_bytes: int
+    break_even_acceptance: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetPlan:
     """An engine on the target.
 
     memory_bytes: of the GPU. read_weights_bytes: of `weights_bytes`, what a decode step reads (of
     an embedding that is no head, only the rows of its tokens). temporary_bytes: the most that any
-    program needs, None where nothing was compiled. settings: what was decided, by name.
+    program needs, None where nothing was compiled. settings: what was decided, by name. drafts:
+    None without speculation.
     """
 
     model: str
@@ -92,6 +107,7 @@ class TargetPlan:
     decode: tuple[DecodeLoad, ...]
     programs: tuple[ProgramPlan, ...]
     kernels: tuple[KernelPlan, ...]
+    drafts: DraftPlan | None = None
 
     @property
     def needed_bytes(self) -> int:
@@ -126,6 +142,7 @@ def plan_from_json(values: Mapping[str, Any]) -> TargetPlan:
     fields["decode"] = tuple(DecodeLoad(**one) for one in loads)
     fields["programs"] = tuple(ProgramPlan(**one) for one in fields["programs"])
     fields["kernels"] = tuple(KernelPlan(**one) for one in fields["kernels"])
+    fields["drafts"] = DraftPlan(**fields["drafts"]) if fields["drafts"] else None
     return TargetPlan(**fields)
 
 

@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from jaxinfer.jobs.plan_records import RESERVED_BYTES, TargetPlan
+from jaxinfer.jobs.plan_records import RESERVED_BYTES, DraftPlan, TargetPlan
 
 _BAR = 44  # characters of the memory bar
 _PARTS = (
@@ -139,6 +139,8 @@ def _notes(plan: TargetPlan) -> Iterator[str]:
         f"must move: weights, live keys and values, logits, once; floor: that at {bandwidth:.2f} "
         "TB/s as specified (a copy reaches about nine tenths)."
     )
+    if plan.drafts is not None:
+        yield _said_of_drafts(plan.drafts)
     if not plan.programs:
         yield "Nothing was compiled: temporaries and programs are not known."
         return
@@ -147,6 +149,20 @@ def _notes(plan: TargetPlan) -> Iterator[str]:
         "updated where they are. Kernels: of a greedy step, branches for sampling left out; in "
         "graphs: of them, launched in CUDA graphs."
     )
+
+
+def _said_of_drafts(drafts: DraftPlan) -> str:
+    moved = ", ".join(
+        f"{name} {_gib(size)}"
+        for name, size in (
+            ("decode", drafts.decode_bytes),
+            ("a draft", drafts.draft_bytes),
+            ("verify", drafts.verify_bytes),
+        )
+    )
+    least = drafts.break_even_acceptance
+    verdict = "never pay" if least is None else f"pay where {least:.0%} of them stand"
+    return f"Drafts, {drafts.num_drafts} at once, {verdict}: by bytes moved ({moved})."
 
 
 def _gib(count: float) -> str:

@@ -18,8 +18,8 @@ from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.layers.expert_tiles import as_floats, sort_choices
 from jaxinfer.layers.linear import linear
 from jaxinfer.layers.weights import BiasedWeight, LinearWeight
-from pallas_kernels.dispatch import Platform
-from pallas_kernels.grouped_matmul import grouped_matmul, resolve_implementation
+from pallas_kernels.dispatch import Platform, refuse
+from pallas_kernels.grouped_matmul import grouped_matmul, resolve_implementation, why_not_mosaic
 
 # Fewer places save nothing: the product takes the time in which the stack is read.
 _MIN_PLACES = 16
@@ -136,20 +136,25 @@ def apply_stack(x: jax.Array, weight: LinearWeight, *, counts: jax.Array, kernel
     return out + weight.bias[:, None] if isinstance(weight, BiasedWeight) else out
 
 
-def choose_expert_kernel(geometry: Geometry, model: ModelConfig, platform: Platform) -> str:
+def choose_expert_kernel(
+    wanted: str, geometry: Geometry, model: ModelConfig, platform: Platform
+) -> str:
     """How a model's experts run on a platform, as `layers.moe.moe` takes it.
 
     Args:
-        geometry: its attention_kernel is still what was asked for.
+        wanted: "auto" or a name of the implementations of `grouped_matmul`.
+
+    Raises:
+        ValueError: the named implementation does not serve these experts there.
     """
     if platform.kind == "cpu" or model.experts is None:
         return "tiles"
     count, width, size = model.experts.num_experts, model.hidden_size, model.experts.mlp_size
     dtypes = {"x": geometry.activation_dtype, "matrices": geometry.weight_dtype}
-    shapes = [
-        {"x": (count, KERNEL_ROWS, inputs), "matrices": (count, outputs, inputs)}
-        for inputs, outputs in ((width, size), (size, width))
-    ]
-    asked = geometry.attention_kernel
-    found = {resolve_implementation(asked, shape, dtypes, platform) for shape in shapes}
+    found = set()
+    for inputs, outputs in ((width, size), (size, width)):
+        shapes = {"x": (count, KERNEL_ROWS, inputs), "matrices": (count, outputs, inputs)}
+        found.add(resolve_implementation(wanted, shapes, dtypes, platform))
+        if wanted == "mosaic":
+            refuse("grouped_matmul", wanted, why_not_mosaic(shapes, dtypes, platform))
     return found.pop() if len(found) == 1 else "reference"

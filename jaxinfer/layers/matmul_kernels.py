@@ -29,8 +29,10 @@ def with_kernels(
     """
 
     def named(leaf: Any) -> Any:
-        if not isinstance(leaf, GroupedWeight) or leaf.codes.ndim != 2:
+        if not isinstance(leaf, GroupedWeight):
             return leaf
+        if leaf.codes.ndim != 2:  # a stack of experts: all are decoded, see `expert_rounds`
+            return replace(leaf, kernel="reference")
         outputs, width = leaf.codes.shape
         columns = 2 * width if leaf.codes.dtype == jnp.uint8 else width
         name = resolve_implementation(

@@ -18,7 +18,8 @@ def _mosaic(*arrays: jax.Array, **options: Any) -> jax.Array:
     return mosaic.grouped_matmul(*arrays, **options)
 
 
-def _why_not_mosaic(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
+def why_not_mosaic(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
+    """Why `mosaic` cannot serve a call, or None. Names of shapes: x, matrices."""
     reason = dispatch.why_not_hopper(platform)
     if reason:
         return reason
@@ -61,5 +62,5 @@ def resolve_implementation(
     platform: None for this process's first device.
     """
     where = platform or dispatch.current_platform()
-    why_not = {"mosaic": functools.partial(_why_not_mosaic, shapes, dtypes, where)}
+    why_not = {"mosaic": functools.partial(why_not_mosaic, shapes, dtypes, where)}
     return dispatch.resolve("grouped_matmul", IMPLEMENTATIONS, wanted, why_not)

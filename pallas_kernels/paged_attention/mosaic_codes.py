@@ -76,7 +76,8 @@ def page_arrays(k_pages: Pages, v_pages: Pages) -> tuple[list[jax.Array], list[j
 def code_scratch(
     kinds: tuple[str, str], head_dim: int, shape: BlockShape, tiles: DecodeTiles | PrefillTiles
 ) -> list[list[Any]]:
-    """What each side needs beside its blocks: [codes, arrived, copied scales, scales] or less."""
+    """What codes need beside the blocks: [codes, arrived] of each side, empty for floats, and last
+    the scales of both as copied and as read. Arrays take whole KiB: few of them are better."""
     keys, scratch = shape.block_keys, []
     for kind in kinds:
         parts: list[Any] = []
@@ -84,11 +85,12 @@ def code_scratch(
             copies = shape.copies * (2 if kind == INT8 else 1)
             parts.append(tiled_smem(tiles.code_stages, keys, head_dim, dtype=_CODES[kind]))
             parts.append(plgpu.Barrier(num_arrivals=copies, num_barriers=tiles.code_stages))
-        if kind == INT8:
-            parts.append(plgpu.SMEM((tiles.code_stages, keys), jnp.bfloat16))
-            parts.append(plgpu.SMEM((tiles.stages, keys), jnp.float32))
         scratch.append(parts)
-    return scratch
+    scales: list[Any] = []
+    if INT8 in kinds:
+        scales.append(plgpu.SMEM((len(kinds), tiles.code_stages, keys), jnp.bfloat16))
+        scales.append(plgpu.SMEM((len(kinds), tiles.stages, keys), jnp.float32))
+    return [*scratch, scales]
 
 
 def ready_barriers(
@@ -100,7 +102,11 @@ def ready_barriers(
 
 
 def make_sides(
-    arrays: list[Any], scales: list[Any], pipelines: list[Side], scratch: list[list[Any]]
+    arrays: list[Any],
+    scales: list[Any],
+    pipelines: list[Side],
+    scratch: list[list[Any]],
+    kinds: tuple[str, str],
 ) -> tuple[Side, Side]:
     """Both sides of a program from its refs.
 
@@ -108,13 +114,16 @@ def make_sides(
         arrays: of pages. scales: of the sides that have some. pipelines: `blocks`, `ready` and
             `is_read` of both. scratch: as `code_scratch` says.
     """
-    scales, sides = list(scales), []
-    for pages, side, parts in zip(arrays, pipelines, scratch, strict=True):
-        names = ("codes", "arrived", "copied_scales", "scales")[: len(parts)]
-        more = dict(zip(names, parts, strict=True))
-        if parts:
-            more["page_scales"] = scales.pop(0)
-        sides.append(side._replace(pages=pages, **more))
+    left, sides = list(scales), []
+    for number, (pages, side, kind) in enumerate(zip(arrays, pipelines, kinds, strict=True)):
+        side = side._replace(pages=pages)
+        if kind != FLOATS:
+            codes, arrived = scratch[number]
+            side = side._replace(codes=codes, arrived=arrived, page_scales=left.pop(0))
+        if kind == INT8:
+            copied, read = (ref.at[number] for ref in scratch[-1])
+            side = side._replace(copied_scales=copied, scales=read)
+        sides.append(side)
     return sides[0], sides[1]
 
 

@@ -171,7 +171,7 @@ def _decode_kernel(
     (k_smem, v_smem), results_smem = union_smem
     q_ready, k_ready, v_ready, is_read, all_done = barriers
     pipelines = [Side(k_smem, k_ready, is_read), Side(v_smem, v_ready, None)]
-    sides = make_sides([k_gmem, v_gmem], scales_gmem, pipelines, code_refs)
+    sides = make_sides([k_gmem, v_gmem], scales_gmem, pipelines, code_refs, kinds)
     row, head, part = (lax.axis_index(name) for name in ("row", "head", "split"))
     this_group, num_groups = lax.axis_index("columns"), shape.head_dim // shape.columns
     columns = pl.ds(this_group * shape.columns, shape.columns)

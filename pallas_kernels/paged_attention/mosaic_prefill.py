@@ -125,7 +125,7 @@ def _prefill_kernel(
     q_gmem, k_gmem, v_gmem, table_gmem, starts_gmem, lengths_gmem, *scales_gmem = refs[:-6]
     out_gmem, buffers, results_smem, arrivals, turns, code_refs = refs[-6:]
     pipelines = [Side(*one) for one in zip(buffers[1:], arrivals[1:], turns[:2], strict=True)]
-    sides = make_sides([k_gmem, v_gmem], scales_gmem, pipelines, code_refs)
+    sides = make_sides([k_gmem, v_gmem], scales_gmem, pipelines, code_refs, kinds)
     compute_registers, copy_registers = WIDENING_REGISTERS if scales_gmem else REGISTERS
     row, head, number = (lax.axis_index(name) for name in ("row", "head", "tiles"))
     warpgroup = lax.axis_index("warpgroup")

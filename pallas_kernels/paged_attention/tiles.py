@@ -116,8 +116,11 @@ def prefill_choices(
 
 def _pipelines(head_dim: int, is_plain: bool, has_codes: bool) -> list[tuple[int, int, int]]:
     """(block_keys, stages, code_stages): codes need two widened blocks, and go ahead themselves."""
-    depths = [(2, 1), (2, 2), (2, 3), (2, 4)] if has_codes else [(2, 0), (3, 0), (4, 0)]
-    return [(keys, *depth) for keys in _key_choices(head_dim, is_plain) for depth in depths]
+    if not has_codes:
+        keys = _key_choices(head_dim, is_plain)
+        return [(one, stages, 0) for one in keys for stages in (2, 3, 4)]
+    keys = (64, 128) if head_dim < 128 else (64,)  # computing leaves registers to the widening
+    return [(one, 2, code_stages) for one in keys for code_stages in (1, 2, 3)]
 
 
 def _key_choices(head_dim: int, is_plain: bool) -> tuple[int, ...]:
@@ -137,12 +140,14 @@ def _check_pipeline(tiles: DecodeTiles | PrefillTiles) -> None:
 
 
 def _pipeline_bytes(tiles: DecodeTiles | PrefillTiles, head_dim: int) -> int:
-    """Blocks of keys and values, and codes of both with the scales of int8 on either side."""
+    """Blocks of keys and values, and int8 codes of both with their scales, each in whole KiB."""
     keys = 2 * tiles.block_keys
     blocks = tiles.stages * keys * head_dim * 2
     if not tiles.code_stages:
         return blocks
-    return blocks + tiles.code_stages * keys * (head_dim + 2) + tiles.stages * keys * 4
+    scales = (tiles.code_stages * keys * 2, tiles.stages * keys * 4)
+    whole = sum(-(-size // 1024) * 1024 for size in scales)
+    return blocks + tiles.code_stages * keys * head_dim + whole
 
 
 @functools.cache

@@ -12,11 +12,11 @@ from tests.end_to_end.engines import bits, run
 from tests.support.tiny_experts import write_mixtral
 
 PROMPTS = [[(7 * at * (row + 3) + row) % 320 for at in range(3 + 8 * row)] for row in range(6)]
-PARAMS = SamplingParams(temperature=0.8, max_tokens=9, seed=3, ignore_eos=True, logprobs=2)
+PARAMS = SamplingParams(temperature=0.8, max_tokens=20, seed=3, ignore_eos=True, logprobs=2)
 SMALL: dict[str, Any] = {"max_num_batched_tokens": 16, "max_num_seqs": 2}
 WIDE: dict[str, Any] = {"max_num_batched_tokens": 48, "max_num_seqs": 6}
 FEW: dict[str, Any] = {
-    "num_gpu_blocks_override": 6,
+    "num_gpu_blocks_override": 5,
     "admission": "optimistic",
     "preemption": "recompute",
 }
@@ -47,7 +47,7 @@ def test_prefill_and_decode_give_the_same_bits(mixtral: Path, open_llm: OpenLLM)
 
 def test_experts_rounded_at_load(mixtral: Path, open_llm: OpenLLM) -> None:
     """Packed and decoded alike, near the float model, not equal to it; the router stays float."""
-    asked = {"method": "int4", "float_ends": 0, "group_size": 32}
+    asked = {"method": "int8", "float_ends": 0}
     with open_llm(mixtral, **SMALL) as llm:
         plain = llm.logits(PROMPTS[4])
     found = {}
@@ -57,4 +57,5 @@ def test_experts_rounded_at_load(mixtral: Path, open_llm: OpenLLM) -> None:
             together = [bits(output) for output in run(llm, PROMPTS[:3], PARAMS)]
             assert together == [bits(run(llm, [prompt], PARAMS)[0]) for prompt in PROMPTS[:3]]
     np.testing.assert_array_equal(found["packed"], found["dequantized"])
-    assert 0 < np.abs(found["packed"] - plain).max() < 0.5 * np.abs(plain).max()
+    error = np.abs(found["packed"] - plain)  # single tokens may choose other experts
+    assert 0 < np.median(error) < 0.05 * np.median(np.abs(plain))

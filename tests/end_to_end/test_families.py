@@ -19,19 +19,13 @@ from tests.end_to_end.engines import assert_drained, bits, run
 from tests.support.family_fixtures import read_fixture
 from tests.support.tolerances import LOGITS
 
-# Partial rotary embeddings; norms on whole queries and keys, and only on what is added.
-FAST = ("phi3_longrope", "olmo2", "gemma2", "smollm3_window")
+# Partial rotary embeddings; norms on whole queries and keys, and only on what is added; experts.
+FAST = ("phi3_longrope", "olmo2", "qwen3_moe_listed")
 SLOW = (
-    "gemma",
-    "mistral_full",
-    "mistral_window",
-    "mixtral_window",
-    "qwen2_window",
-    "qwen3",
-    "llama_odd_heads",
-    "phi3",
+    *("gemma", "gemma2", "llama_odd_heads", "mistral_full", "mistral_window", "mixtral_window"),
+    *("phi3", "qwen2_window", "qwen3", "qwen3_moe_stepped", "smollm3", "smollm3_window"),
 )
-SLOTS, PAGE = 8, 8
+SLOTS, PAGE = 4, 8
 
 
 def requests(count: int) -> tuple[list[list[int]], list[SamplingParams]]:
@@ -92,7 +86,8 @@ def test_bits_do_not_depend_on_what_runs_beside(
         before = llm.get_metrics()["num_preemptions"]
         together = [bits(output) for output in run(llm, prompts, params)]
         assert together == alone
-        assert llm.get_metrics()["num_preemptions"] > before
+        slides = all(llm.geometry.group_windows)  # then old pages are freed, and none run out
+        assert slides or llm.get_metrics()["num_preemptions"] > before
         assert_drained(llm)
         order = random.Random(1).sample(range(len(prompts)), len(prompts))
         again = run(llm, [prompts[n] for n in order], [params[n] for n in order])
@@ -121,7 +116,7 @@ def test_windows_free_their_old_pages(open_llm: OpenLLM, tmp_path: Path) -> None
         assert llm.geometry.group_windows == (8,) and llm.geometry.num_pages == (4,)
         found = llm.logits(ids, decode_from=20)
         np.testing.assert_allclose(found, wanted, rtol=0, atol=LOGITS["float32"])
-        longest = SamplingParams(temperature=0, ignore_eos=True)
+        longest = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
         completion = run(llm, [ids], longest)[0].outputs[0]
         assert (len(completion.token_ids), completion.finish_reason) == (24, "length")
         assert_drained(llm)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jaxinfer import LLM
+from jaxinfer.engine.teacher import forced_logits
 from jaxinfer.errors import CheckpointError
 from tests.end_to_end.conftest import OpenLLM
 from tests.end_to_end.engines import WINDOWED, assert_drained, set_loop
@@ -24,7 +25,7 @@ from tests.support.tiny_models import write_tiny
 
 DATA = Path(__file__).parents[1] / "data"
 KV_DTYPES = ("int8", "fp8", "int8_key_only")
-ASKED = random_requests(11, 12)
+ASKED = random_requests(3, 24)  # those of test_batching, which two slots cannot hold
 DRAFTS: dict[str, Any] = {
     "method": "ngram",
     "num_speculative_tokens": 4,
@@ -85,6 +86,9 @@ def test_prefill_and_decode_give_the_same_logits(coded: LLM) -> None:
     tokens = [(7 * place) % 320 for place in range(70)]
     whole = coded.logits(tokens)
     np.testing.assert_array_equal(coded.logits(tokens, decode_from=5), whole)
+    runner, pages = coded.engine.runner, coded.engine.scheduler.pages
+    some = forced_logits(runner, pages, tokens, places=[69, 3])
+    np.testing.assert_array_equal(some, whole[[69, 3]])
 
 
 def test_the_pool_takes_what_was_planned(coded: LLM) -> None:

@@ -214,3 +214,41 @@ def test_every_program_is_compiled_for_the_target(folder: Path) -> None:
     assert last.moved_bytes is not None and last.needed_bytes < last.moved_bytes
     text = shown(plan)
     assert "quant_matmul" in text and "decode_step W=8" in text
+
+
+def test_what_drafts_is_planned_too(folder: Path, tmp_path: Path) -> None:
+    """Weights and pages of a draft model; what the model shares with itself counts once."""
+    small = tmp_path / "small"
+    small.mkdir()
+    write_config(small, hidden_size=128, num_hidden_layers=1)
+    plain = uncompiled(folder)
+    ngram, own, rounded, other = (
+        uncompiled(folder, speculative_config={"num_speculative_tokens": 4, **one})
+        for one in (
+            {"method": "ngram"},
+            {"method": "self", "num_layers": 1},
+            {"method": "self", "quantization": {"method": "int4", "float_ends": 0}},
+            {"model": str(small)},
+        )
+    )
+    assert plain.drafts is None
+    assert own.weights_bytes == ngram.weights_bytes == plain.weights_bytes
+    assert plain.weights_bytes < rounded.weights_bytes < 1.4 * plain.weights_bytes
+    assert plain.weights_bytes < other.weights_bytes
+    per_page = [one.cache_bytes / one.settings["num_pages"][0] for one in (plain, own, other)]
+    assert per_page[0] == per_page[1] == pytest.approx(per_page[2] / 1.5)
+    for one, least, most in ((ngram, 0.0, 0.0), (own, 0.5, 0.99), (other, 0.01, 0.9)):
+        assert one.drafts is not None and one.drafts.break_even_acceptance is not None
+        assert least <= one.drafts.break_even_acceptance <= most, one.drafts
+        assert plan_from_json(json.loads(json.dumps(one.as_json()))).drafts == one.drafts
+        assert "Drafts, 4 at once, pay where" in shown(one)
+
+
+@needs_aot
+@pytest.mark.slow
+def test_draft_and_verify_steps_are_compiled_for_the_target(folder: Path) -> None:
+    speculative = {"method": "self", "num_layers": 1, "num_speculative_tokens": 3}
+    plan = plan_apart(str(folder), "h200", **SMALL, speculative_config=speculative)
+    names = {one.name.partition(" ")[0] for one in plan.programs}
+    assert {"decode_step", "draft_step", "verify_step"} <= names
+    assert plan.drafts is not None and 0 < plan.drafts.draft_bytes < plan.drafts.verify_bytes

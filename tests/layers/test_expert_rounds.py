@@ -35,7 +35,7 @@ def test_rounds_give_what_tiles_give_bit_for_bit() -> None:
     for num_rows in (2, 90):
         x = jnp.asarray(random.standard_normal((num_rows, 64), np.float32))
         chosen = np.stack([random.permutation(6)[:2] for _ in range(num_rows)]).astype(np.int32)
-        chosen[num_rows // 2 :] = [1, 4]
+        chosen[num_rows // 5 :] = [1, 4]  # 72 rows for 64 places
         chosen[0] = 6
         forms = (functools.partial(run_in_rounds, kernel="reference"), run_in_tiles)
         found = [
@@ -44,7 +44,7 @@ def test_rounds_give_what_tiles_give_bit_for_bit() -> None:
         ]
         np.testing.assert_array_equal(*map(np.asarray, found))
         assert not np.asarray(found[0])[0].any() and np.asarray(found[0])[1:].any()
-    assert places_of_expert(90, 2, 6) < 45
+    assert places_of_expert(90, 2, 6) == 64
 
 
 def test_the_kernel_simulated() -> None:

@@ -91,13 +91,13 @@ def comparable(config: ModelConfig) -> ModelConfig:
 
 @pytest.mark.slow
 def test_decode_steps_give_them_too(fixture: Fixture, tmp_path: Path) -> None:
-    """Prefill in chunks below the window, then decode steps past it."""
+    """Prefill in chunks of the window, then decode steps past it."""
     folder = fixture.write(tmp_path)
     for prompt in "01":
         ids = fixture.expected[f"ids{prompt}"].tolist()
         wanted = fixture.expected[f"logits{prompt}"]
         settings: dict[str, Any] = {"max_model_len": context_for(folder, ids)}
-        settings |= {"prefill_chunk_tokens": 4, "block_size": 4, "max_num_batched_tokens": 4}
+        settings |= {"prefill_chunk_tokens": 8, "block_size": 8, "max_num_batched_tokens": 8}
         with LLM(folder, dtype="float32", max_num_seqs=2, **settings) as llm:
             for decode_from in (None, 3, len(ids) // 2):
                 found = llm.logits(ids, decode_from=decode_from)

@@ -1,7 +1,8 @@
-"""Writes the fixtures of this folder with transformers and torch: python tests/data/families/generate.py
+"""Writes the fixtures of this folder with transformers and torch.
 
-Run it at the root of the repository, in an environment of its own with torch and transformers 5.
-Eager attention, float32. Prompt 1 exceeds every window and every trained context below.
+`python tests/data/families/generate.py [NAME ...]` at the root of the repository, all of them where
+no name is given, in an environment of its own with torch and transformers 5. Eager attention,
+float32. Prompt 1 exceeds every window and every trained context below.
 """
 
 import json
