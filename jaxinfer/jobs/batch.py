@@ -41,6 +41,7 @@ from jaxinfer.jobs.batch_resume import resume
 from jaxinfer.jobs.batch_settings import (
     BatchSettings,
     BatchSummary,
+    as_names,
     params_of_every_line,
     shard_path,
 )
@@ -81,14 +82,13 @@ def run_batch(
     Raises:
         JaxInferError: the job cannot begin or go on; single lines that fail do not raise.
     """
-    names = (served_model_name,) if isinstance(served_model_name, str) else served_model_name
     ask = BatchSettings(
         source=str(source),
         output=shard_path(Path(output), shard),
         model=str(model),
         params=params_of_every_line(params),
         shard=shard,
-        served_model_name=tuple(names),
+        served_model_name=as_names(served_model_name),
         include=tuple(include),
         **settings,
     )

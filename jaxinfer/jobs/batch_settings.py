@@ -1,6 +1,6 @@
 """HOST. What a batch job was asked, as one checked record, and what it came to, as another."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,11 @@ class BatchSummary:
         """The summary as JSON values."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return {**values, "output": str(self.output), "exit_code": self.exit_code}
+
+
+def as_names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """One name or several, as several."""
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def params_of_every_line(params: SamplingParams | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from jaxinfer.jobs.batch_lines import SHORTER_INPUT
 from jaxinfer.jobs.batch_progress import Progress, ProgressReporter, measure_progress
 from jaxinfer.jobs.batch_request import decode_line
 from jaxinfer.jobs.batch_resume import resume
-from jaxinfer.jobs.batch_settings import BatchSettings, BatchSummary, params_of_every_line
+from jaxinfer.jobs.batch_settings import BatchSettings, BatchSummary, as_names, params_of_every_line
 from jaxinfer.jobs.batch_statistics import Statistics, joined_facts
 from jaxinfer.jobs.ray_worker import (
     RESULT_COLUMNS,
@@ -104,14 +104,13 @@ def ray_batch(
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"output={str(folder)!r} is a file; on a cluster it must be a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    names = (served_model_name,) if isinstance(served_model_name, str) else served_model_name
     ask = BatchSettings(
         source=str(source),
         output=folder / "part.jsonl",
         model=str(model),
         params=params_of_every_line(params),
         include=tuple(include),
-        served_model_name=tuple(names),
+        served_model_name=as_names(served_model_name),
         **settings,
     )
     options = options_on_every_node(engine)

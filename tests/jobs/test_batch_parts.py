@@ -27,7 +27,7 @@ from jaxinfer.jobs.batch_fingerprint import (
 from jaxinfer.jobs.batch_loop import Ready, Shelf, Stop, run_requests
 from jaxinfer.jobs.batch_metrics import MetricsServer
 from jaxinfer.jobs.batch_progress import ProgressReporter, measure_progress
-from jaxinfer.jobs.batch_settings import parse_shard, shard_path
+from jaxinfer.jobs.batch_settings import as_names, parse_shard, shard_path
 from jaxinfer.jobs.batch_statistics import Distribution
 from tests.support.fake_engine import FakeLLM
 
@@ -283,6 +283,10 @@ def test_a_jobs_fingerprint_is_of_what_changes_its_outputs() -> None:
     assert of({}, temperature=0, max_tokens=5) == of({}, max_tokens=5, temperature=0.0)
     assert of({}, stop="x", logit_bias={5: 1}) == of({}, stop=["x"], logit_bias={"5": 1.0})
     assert of({}, stop="x") != of({}, stop="y")
+
+
+def test_one_name_is_not_its_letters() -> None:
+    assert as_names("served") == ("served",) and as_names(["a", "b"]) == ("a", "b")
 
 
 def test_shards_are_counted_from_zero() -> None:
