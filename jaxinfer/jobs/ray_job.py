@@ -97,9 +97,8 @@ def ray_batch(
     """
     ray_data = _import_ray()
     _check_resources(num_engines, gpus_per_engine, cpus_per_engine)
-    refused = sorted({"shard", "ordered", "metrics_port"} & set(settings))
-    if refused:
-        raise ConfigError(f"{refused[0]} has no meaning for ray_batch; leave it out")
+    for name in sorted({"shard", "ordered", "metrics_port"} & set(settings)):
+        raise ConfigError(f"{name} has no meaning for ray_batch; leave it out")
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"output={str(folder)!r} is a file; on a cluster it must be a folder")
