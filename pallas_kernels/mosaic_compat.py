@@ -96,6 +96,15 @@ def load(ref: Any, layout: Any, interpret: bool) -> jax.Array:
     return plgpu.load(ref, layout=layout)  # type: ignore[call-arg]
 
 
+def store_transposed(ref: Any, value: jax.Array, interpret: bool) -> None:
+    """Writes valueᵀ: a value [M, N] in registers (WGMMA) to a tiled ref [N, M] in shared memory."""
+    if interpret:
+        ref[...] = value.T
+    else:
+        turned = plgpu.layout_cast(value, plgpu.Layout.WGMMA_TRANSPOSED)
+        ref.transpose((1, 0))[...] = turned
+
+
 def matmul_transposed(
     a: Any, b: Any, interpret: bool, *, meanwhile: Callable[[], None] = _nothing
 ) -> jax.Array:

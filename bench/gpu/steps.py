@@ -68,7 +68,7 @@ def _step(setting: Setting, shape: Shape, rows: int, quantization: str | None, k
         max_model_len=2 * shape.context,
         quantization=asked,
         kernels=wanted,
-        **({"block_size": 16} if setting.is_tiny else {}),
+        **({"block_size": 16, "prefill_chunk_tokens": 8} if setting.is_tiny else {}),
     )
     platform = "cpu" if setting.is_tiny else "gpu"
     architecture = architecture_named("llama")

@@ -125,7 +125,7 @@ class _AbsentTensor(FloatMatrix):
 
 
 def _storage(
-    sources: Mapping[Leaf, LeafSource],
+    sources: Mapping[Leaf, Source],
     *,
     weights: str,
     quantization: Quantization | None,

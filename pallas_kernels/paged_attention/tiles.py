@@ -116,8 +116,11 @@ def prefill_choices(
 
 def _pipelines(head_dim: int, is_plain: bool, has_codes: bool) -> list[tuple[int, int, int]]:
     """(block_keys, stages, code_stages): codes need two widened blocks, and go ahead themselves."""
-    depths = [(2, 1), (2, 2), (2, 3), (2, 4)] if has_codes else [(2, 0), (3, 0), (4, 0)]
-    return [(keys, *depth) for keys in _key_choices(head_dim, is_plain) for depth in depths]
+    if not has_codes:
+        keys = _key_choices(head_dim, is_plain)
+        return [(one, stages, 0) for one in keys for stages in (2, 3, 4)]
+    keys = (64, 128) if head_dim < 128 else (64,)  # computing leaves registers to the widening
+    return [(one, 2, code_stages) for one in keys for code_stages in (1, 2, 3)]
 
 
 def _key_choices(head_dim: int, is_plain: bool) -> tuple[int, ...]:

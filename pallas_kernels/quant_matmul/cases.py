@@ -24,6 +24,10 @@ class Case:
     tier: Literal["quick", "slow", "bench"] = "quick"
 
 
+# Codes and groups.
+_MEASURED: tuple[tuple[Literal["int4", "int8"], int], ...] = (("int4", 128), ("int8", 1 << 20))
+
+
 def _small(name: str, codes: Literal["int4", "int8"], group: int, **options) -> Case:
     given = {"rows": 3, "outputs": 64, "columns": max(256, min(group, 512)), **options}
     return Case(name=name, codes=codes, group=group, **given)
@@ -55,7 +59,7 @@ CASES = (
     _small("int8 with zeros", "int8", 128, addend="zeros", tier="slow"),
     _small("int8 with offsets", "int8", 16, addend="offsets", columns=128),
     # Two warpgroups, splits, odd widths, tiles of rows.
-    _small("two warpgroups", "int4", 128, outputs=128),
+    _small("two warpgroups", "int4", 64, outputs=128, columns=512),
     _small("splits", "int4", 128, columns=1024),
     _small("columns in steps of 64", "int8", 1 << 20, columns=192),
     _small("one row", "int4", 64, rows=1),
@@ -72,7 +76,7 @@ CASES = (
             group=group,
             tier="bench",
         )
-        for codes, group in (("int4", 128), ("int8", 1 << 20))
+        for codes, group in _MEASURED
         for name, (outputs, columns) in _MATRICES.items()
         for rows in (1, 8, 16, 32, 64, 128)
     ),

@@ -1,13 +1,13 @@
 """`quant_matmul` on Mosaic GPU: codes are widened in registers, after the copy to shared memory.
 
-A program is 64 outputs a warpgroup and one tile of rows: out[o, m] = sum over groups of
+A program is 64 outputs a warpgroup and one tile of rows: out[m, o] = sum over groups of
 scale[o] · (codes[o] · x[m]). Codes are exact in bfloat16, so all rounding is that of float32 sums;
 zero points and offsets multiply the sums of x over each group, which XLA makes beforehand.
 """
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -22,11 +22,13 @@ from pallas_kernels.mosaic_compat import (
     load,
     matmul_registers,
     simulation,
+    store_transposed,
     swizzled_smem,
 )
 from pallas_kernels.quant_matmul.tiles import (
     BLOCK_IN,
     BLOCK_OUT,
+    MIN_ADDEND_ROWS,
     MIN_GROUP,
     QuantTiles,
     num_splits,
@@ -34,6 +36,7 @@ from pallas_kernels.quant_matmul.tiles import (
 )
 
 WGMMA = plgpu.Layout.WGMMA
+LEAST_COPY_BYTES = 128  # to shared memory
 LOWEST = {4: -8.0, 8: -128.0}
 _CODE_DTYPES = (jnp.uint8, jnp.int8)
 
@@ -135,28 +138,62 @@ def quant_matmul(
     refuse("quant_matmul", "mosaic", _why_not_arrays(shapes, dtypes, group))
     columns, outputs = x.shape[-1], codes.shape[0]
     rows = x.reshape(-1, columns)
-    tiles = tiles or quant_tiles(rows.shape[0])
-    if outputs % (tiles.warpgroups * BLOCK_OUT):
-        tiles = QuantTiles(warpgroups=1, block_rows=tiles.block_rows, stages=tiles.stages)
+    addend: Any = zeros if offsets is None else offsets
+    has_addend = addend is not None
+    if tiles is None:
+        tiles = _default_tiles(rows.shape[0], outputs, group, has_addend, interpret)
+    _check_tiles(tiles, outputs, has_addend)
     blocks = _Blocks(
         columns=columns,
         group=min(group, columns),
         block_in=_block_in(columns, group),
         bits=4 if codes.dtype == jnp.uint8 else 8,
         addend="zeros" if zeros is not None else "none" if offsets is None else "offsets",
-        splits=num_splits(columns, outputs, tiles),
+        splits=num_splits(columns, outputs, rows.shape[0], tiles),
         tiles=tiles,
         interpret=interpret,
     )
     padded = jnp.pad(rows, ((0, -rows.shape[0] % tiles.block_rows), (0, 0)))
-    if out_group > 1:  # a scale an output; few, since a block has many columns
-        scales = jnp.repeat(scales, out_group, axis=1)[:, :outputs]
-    arrays = [padded, _as_codes(codes, blocks), scales]
-    if blocks.addend != "none":
-        arrays += [zeros if offsets is None else offsets, _segment_sums(padded, blocks)]
+    arrays = [padded, _as_codes(codes, blocks), _scale_an_output(scales, out_group, outputs)]
+    if has_addend:
+        arrays += [_as_copied(addend, blocks), _segment_sums(padded, blocks)]
     parts = _call(padded.shape[0], outputs, arrays, blocks)
     out = functools.reduce(jnp.add, list(parts))  # in order
-    return out[:, : rows.shape[0]].T.reshape(*x.shape[:-1], outputs)
+    return out[: rows.shape[0]].reshape(*x.shape[:-1], outputs)
+
+
+def _scale_an_output(scales: jax.Array, out_group: int, outputs: int) -> jax.Array:
+    """Few, since a block of scaled columns is long."""
+    return scales if out_group == 1 else jnp.repeat(scales, out_group, axis=1)[:, :outputs]
+
+
+def _as_copied(addend: jax.Array, blocks: _Blocks) -> jax.Array:
+    """Zeros or offsets, wide enough for a copy to shared memory."""
+    if addend.dtype == jnp.int8 and blocks.outputs * blocks.num_segments < LEAST_COPY_BYTES:
+        return addend.astype(jnp.bfloat16)  # exact
+    return addend
+
+
+def _default_tiles(
+    num_rows: int, outputs: int, group: int, has_addend: bool, interpret: bool
+) -> QuantTiles:
+    """The defaults; one warpgroup where two do not fit, and in the simulator.
+
+    It runs several warpgroups as programs inside of the program, for which the threads of a small
+    CPU do not always suffice.
+    """
+    tiles = quant_tiles(num_rows, group=group, has_addend=has_addend)
+    is_single = interpret or outputs % (tiles.warpgroups * BLOCK_OUT) > 0
+    return replace(tiles, warpgroups=1) if is_single else tiles
+
+
+def _check_tiles(tiles: QuantTiles, outputs: int, has_addend: bool) -> None:
+    if has_addend and tiles.block_rows < MIN_ADDEND_ROWS:
+        raise ValueError(
+            f"tiles={tiles}: block_rows must be at least {MIN_ADDEND_ROWS} with zeros or offsets"
+        )
+    if outputs % (tiles.warpgroups * BLOCK_OUT):
+        raise ValueError(f"tiles={tiles}: {outputs} outputs are no multiple of 128; take one")
 
 
 def _as_codes(codes: jax.Array, blocks: _Blocks) -> jax.Array:
@@ -172,8 +209,10 @@ def _segment_sums(rows: jax.Array, blocks: _Blocks) -> jax.Array:
     return jnp.sum(split, axis=-1).T
 
 
+# A program may hold hundreds of such calls of a few shapes: each shape is traced and lowered once.
+@functools.partial(jax.jit, static_argnums=(0, 1, 3))
 def _call(num_rows: int, outputs: int, arrays: list[jax.Array], blocks: _Blocks) -> jax.Array:
-    """The kernel: [splits, out, rows] f32."""
+    """The kernel: [splits, rows, out] f32."""
     tiles, stages = blocks.tiles, blocks.tiles.stages
     code_dtype = jnp.int4 if blocks.bits == 4 else jnp.int8
     splits = -(-blocks.num_blocks // blocks.split_blocks)
@@ -188,14 +227,14 @@ def _call(num_rows: int, outputs: int, arrays: list[jax.Array], blocks: _Blocks)
             plgpu.SMEM((stages, segments, blocks.outputs), arrays[3].dtype),
             plgpu.SMEM((stages, segments, tiles.block_rows), jnp.float32),
         ]
-    result = swizzled_smem(tiles.warpgroups, BLOCK_OUT, tiles.block_rows, dtype=jnp.float32)
+    result = swizzled_smem(tiles.warpgroups, tiles.block_rows, BLOCK_OUT, dtype=jnp.float32)
     barriers = [
         plgpu.Barrier(num_arrivals=len(inputs), num_barriers=stages),
         plgpu.Barrier(num_arrivals=tiles.warpgroups, num_barriers=stages),
     ]
     return plgpu.kernel(
         functools.partial(_kernel, num_inputs=len(inputs), blocks=blocks),
-        out_type=jax.ShapeDtypeStruct((splits, outputs, num_rows), jnp.float32),
+        out_type=jax.ShapeDtypeStruct((splits, num_rows, outputs), jnp.float32),
         grid=(outputs // blocks.outputs, splits, num_rows // tiles.block_rows),
         grid_names=("out", "split", "rows"),
         num_threads=tiles.warpgroups,
@@ -231,23 +270,23 @@ def _kernel(*refs: Any, num_inputs: int, blocks: _Blocks) -> None:
 
         @pl.when(block + stages < last)
         def _refill() -> None:
-            if blocks.tiles.warpgroups > 1:
-                plgpu.barrier_arrive(is_read.at[buffer])
+            # Also with one warpgroup: one of its warps must not overtake what another still loads.
+            plgpu.barrier_arrive(is_read.at[buffer])
 
             @pl.when(this == 0)
             def _fetch() -> None:
-                if blocks.tiles.warpgroups > 1:
-                    plgpu.barrier_wait(is_read.at[buffer])
+                plgpu.barrier_wait(is_read.at[buffer])
                 fetch(block + stages)
 
         return total
 
     zero = full((BLOCK_OUT, blocks.tiles.block_rows), 0.0, WGMMA, blocks.interpret)
-    out_smem.at[this][...] = lax.fori_loop(first, last, step, zero)
+    total = lax.fori_loop(first, last, step, zero)
+    store_transposed(out_smem.at[this], total, blocks.interpret)
     plgpu.commit_smem()
     out_rows = pl.ds(lax.axis_index("out") * blocks.outputs + this * BLOCK_OUT, BLOCK_OUT)
     rows = pl.ds(lax.axis_index("rows") * blocks.tiles.block_rows, blocks.tiles.block_rows)
-    plgpu.copy_smem_to_gmem(out_smem.at[this], out_gmem.at[split, out_rows, rows])
+    plgpu.copy_smem_to_gmem(out_smem.at[this], out_gmem.at[split, rows, out_rows])
     plgpu.wait_smem_to_gmem(0)
 
 

@@ -12,6 +12,7 @@ from importlib import resources
 BLOCK_OUT = 64  # outputs of one warpgroup: the rows of one wgmma
 BLOCK_IN = (128, 64)  # columns of one step of the pipeline, the best first
 MIN_GROUP = 16  # columns of one wgmma
+MIN_ADDEND_ROWS = 32  # of a tile, with zeros or offsets: a copy of 32 sums is 128 bytes, the least
 ROW_CHOICES = (16, 32, 64, 128)
 # Enough programs to keep every multiprocessor of a large GPU busy; beyond, splits only cost.
 _MIN_PROGRAMS = 128
@@ -47,29 +48,42 @@ class QuantTiles:
         return self.stages * (codes + rows) + self.warpgroups * BLOCK_OUT * self.block_rows * 4
 
 
-def num_splits(columns: int, outputs: int, tiles: QuantTiles) -> int:
-    """Programs that share the columns of the same outputs; from the matrix alone, so that a row's
-    result does not depend on the others.
+def num_splits(columns: int, outputs: int, num_rows: int, tiles: QuantTiles) -> int:
+    """Programs that share the columns of the same outputs: from shapes alone, and the same for any
+    number of rows that fit in one tile.
 
     Example: 4096 x 4096 with 2 warpgroups: 32 programs without splits, so 4 splits of 1024 columns;
-    a matrix of 16384 outputs has enough with 1.
+    a matrix of 16384 outputs has enough with 1, and so have 512 rows in 4 tiles.
     """
-    programs = -(-outputs // (tiles.warpgroups * BLOCK_OUT))
+    programs = -(-outputs // (tiles.warpgroups * BLOCK_OUT)) * -(-num_rows // tiles.block_rows)
     most = max(1, columns // _MIN_SPLIT_COLUMNS)
     return min(-(-_MIN_PROGRAMS // programs), most)
 
 
-def quant_tiles(num_rows: int) -> QuantTiles:
-    """The default sizes for that many rows of x."""
-    block_rows = next((size for size in ROW_CHOICES if num_rows <= size), ROW_CHOICES[-1])
+def quant_tiles(num_rows: int, *, group: int = 128, has_addend: bool = False) -> QuantTiles:
+    """The default sizes for that many rows of x in groups of that many columns.
+
+    has_addend: zeros or offsets beside the codes.
+    """
+    sizes = row_choices(group, has_addend)
+    block_rows = next((size for size in sizes if num_rows <= size), sizes[-1])
     return QuantTiles(block_rows=block_rows, **_defaults()[str(block_rows)])
 
 
-def tile_choices(code_bits: int, shared_bytes: int) -> list[QuantTiles]:
+def row_choices(group: int, has_addend: bool) -> tuple[int, ...]:
+    """Rows of a tile that the registers of a warpgroup and the least copy allow."""
+    most = 64 if has_addend or group < 64 else 128
+    least = MIN_ADDEND_ROWS if has_addend else 0
+    return tuple(size for size in ROW_CHOICES if least <= size <= most)
+
+
+def tile_choices(
+    code_bits: int, shared_bytes: int, *, has_addend: bool = False
+) -> list[QuantTiles]:
     """Every choice worth a measurement that fits into the shared memory of a program."""
     choices = [
         QuantTiles(warpgroups=warpgroups, block_rows=rows, stages=stages)
-        for rows in ROW_CHOICES
+        for rows in row_choices(128, has_addend)
         for warpgroups in (1, 2)
         for stages in (3, 4, 6)
     ]

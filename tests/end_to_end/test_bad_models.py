@@ -176,7 +176,7 @@ def test_bad_models(
     [
         ({"max_num_seq": 4}, ConfigError, ["'max_num_seq'", "did you mean 'max_num_seqs'"]),
         ({"tensor_parallel_size": 2}, ConfigError, ["'tensor_parallel_size'", "known options"]),
-        ({"speculative_config": {"model": "m"}}, UnsupportedError, ["model='m'", "not built yet"]),
+        ({"speculative_config": {"model": "m"}}, CheckpointError, ["model='m'", "not found"]),
         ({"quantization": "awq"}, UnsupportedError, ["quantization='awq'"]),
         ({"dtype": "float16"}, ConfigError, ["dtype='float16'", "'float32'"]),
         ({"max_num_seqs": 0}, ConfigError, ["max_num_seqs=0", "at least 1"]),

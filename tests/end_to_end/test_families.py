@@ -116,7 +116,7 @@ def test_windows_free_their_old_pages(open_llm: OpenLLM, tmp_path: Path) -> None
         assert llm.geometry.group_windows == (8,) and llm.geometry.num_pages == (4,)
         found = llm.logits(ids, decode_from=20)
         np.testing.assert_allclose(found, wanted, rtol=0, atol=LOGITS["float32"])
-        longest = SamplingParams(temperature=0, ignore_eos=True)
+        longest = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
         completion = run(llm, [ids], longest)[0].outputs[0]
         assert (len(completion.token_ids), completion.finish_reason) == (24, "length")
         assert_drained(llm)

@@ -22,8 +22,8 @@ OPTIONS: dict[str, Any] = {
     "max_num_seqs": 2,
     "max_model_len": 64,
     "block_size": 16,
-    "prefill_chunk_tokens": 64,
-    "max_num_batched_tokens": 64,
+    "prefill_chunk_tokens": 8,
+    "max_num_batched_tokens": 8,
     "show_progress": False,
     "quantization": {"method": "int4", "float_ends": 0},
     "weights": "packed",
@@ -46,7 +46,7 @@ def run(folder: Path, **options: Any) -> tuple[list[int], np.ndarray]:
 
 @pytest.mark.slow
 def test_simulated_kernels_give_what_the_reference_gives(wide: Path) -> None:
-    """Prefill in chunks, decode and packed weights through every kernel, in bfloat16."""
+    """Prefill in chunks, decode and packed weights through the kernels, in bfloat16."""
     plain, expected = run(wide, kernels="reference")
     tokens, logits = run(wide, kernels="simulated")
     difference = np.linalg.norm(logits - expected) / np.linalg.norm(expected)

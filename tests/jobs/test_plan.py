@@ -248,7 +248,7 @@ def test_what_drafts_is_planned_too(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_draft_and_verify_steps_are_compiled_for_the_target(folder: Path) -> None:
     speculative = {"method": "self", "num_layers": 1, "num_speculative_tokens": 3}
-    plan = plan_apart(folder, "h200", **SMALL, speculative_config=speculative)
+    plan = plan_apart(str(folder), "h200", **SMALL, speculative_config=speculative)
     names = {one.name.partition(" ")[0] for one in plan.programs}
     assert {"decode_step", "draft_step", "verify_step"} <= names
     assert plan.drafts is not None and 0 < plan.drafts.draft_bytes < plan.drafts.verify_bytes

@@ -27,7 +27,7 @@ def forward_logits() -> Logits:
     programs: dict[Any, Any] = {}
 
     def run(
-        path: Path, ids: list[int], *, max_model_len: int | None = None, **options: bool
+        path: Path, ids: list[int], *, max_model_len: int | None = None, **options: Any
     ) -> np.ndarray:
         checkpoint = open_checkpoint(path, show_progress=False)
         config, device = checkpoint.config, Device(platform="cpu", free_bytes=1 << 30)

@@ -65,7 +65,10 @@ def assert_close(packed: Packed, x: np.ndarray, found: np.ndarray) -> None:
 @pytest.mark.parametrize("case", SIMULATED)
 def test_simulated_equals_float64(case: Case) -> None:
     packed, x = packed_of(case), rows_of(case)
-    assert_close(packed, x, simulate(packed, x))
+    tiles = None
+    if case.name == "two warpgroups":
+        tiles = QuantTiles(warpgroups=2, block_rows=32, stages=2)
+    assert_close(packed, x, simulate(packed, x, tiles))
 
 
 @pytest.mark.slow
@@ -104,13 +107,15 @@ def test_a_row_s_bits_depend_neither_on_the_others_nor_on_the_tile_of_rows() -> 
     np.testing.assert_array_equal(simulate(packed, x, wide), whole)
 
 
-def test_splits_depend_on_the_matrix_alone() -> None:
-    for rows in (1, 64, 500):
-        assert num_splits(4096, 4096, quant_tiles(rows)) == 4
-        assert num_splits(14336, 4096, quant_tiles(rows)) == 4
-        assert num_splits(4096, 14336, quant_tiles(rows)) == 2
-        assert num_splits(4096, 1024, quant_tiles(rows)) == 8
-        assert num_splits(256, 64, quant_tiles(rows)) == 1
+def test_splits_depend_on_the_matrix_alone_where_rows_fit_in_a_tile() -> None:
+    for rows in (1, 64, 128):
+        tiles = quant_tiles(rows)
+        assert num_splits(4096, 4096, rows, tiles) == 4
+        assert num_splits(14336, 4096, rows, tiles) == 4
+        assert num_splits(4096, 14336, rows, tiles) == 2
+        assert num_splits(4096, 1024, rows, tiles) == 8
+        assert num_splits(256, 64, rows, tiles) == 1
+    assert num_splits(4096, 4096, 512, quant_tiles(512)) == 1
 
 
 def test_the_op_takes_it_by_name_and_keeps_leading_axes() -> None:
@@ -158,6 +163,14 @@ def test_why_not(changes: dict[str, Any], platform: Platform, reason: str | None
     if reason:
         with pytest.raises(ValueError, match="cannot use 'mosaic'.*'reference'"):
             resolve_implementation("mosaic", shapes, dtypes, **options)
+
+
+def test_addends_need_a_tile_of_more_rows() -> None:
+    case = next(case for case in CASES if case.name == "int4 with zeros")
+    tiles = QuantTiles(warpgroups=1, block_rows=16, stages=2)
+    with pytest.raises(ValueError, match="block_rows must be at least 32 with zeros or offsets"):
+        simulate(packed_of(case), rows_of(case), tiles)
+    assert quant_tiles(1, has_addend=True).block_rows == 32
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_default_tiles_compile_without_spills(capsys: pytest.CaptureFixture[str]
     ]
     rows = {}
     for codes, addend, group, num_rows in calls:
-        tiles = quant_tiles(num_rows)
+        tiles = quant_tiles(num_rows, group=group, has_addend=addend != "none")
         found = compile_call("h200", codes, addend, group, num_rows, tiles)[1]
         rows[label("h200", codes, addend, group, tiles)] = found
     check(rows, "h200", capsys)
@@ -90,8 +90,12 @@ def test_every_choice_compiles_without_spills(
 ) -> None:
     """Every tile choice with groups of 128; the defaults with every size of group."""
     most, rows = gpu_target(target).shared_memory_bytes, {}
-    calls = [(128, tiles) for tiles in tile_choices(BITS[codes], most)]
-    calls += [(group, quant_tiles(rows)) for group in (16, 32, 64, COLUMNS) for rows in ROW_CHOICES]
+    has_addend = addend != "none"
+    choices = tile_choices(BITS[codes], most, has_addend=has_addend)
+    calls = [(128, tiles) for tiles in choices]
+    for group in (16, 32, 64, COLUMNS):
+        for size in ROW_CHOICES:
+            calls.append((group, quant_tiles(size, group=group, has_addend=has_addend)))
     for group, tiles in calls:
         found = compile_call(target, codes, addend, group, tiles.block_rows, tiles)[1]
         rows[label(target, codes, addend, group, tiles)] = found
