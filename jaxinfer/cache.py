@@ -60,11 +60,13 @@ def abstract_cache(
 def init_cache(
     config: ModelConfig, geometry: Geometry, draft: ModelConfig | None = None
 ) -> PagedKV:
-    """A cache of zeros, and the fixed scales of an fp8 cache; a draft model's are 1."""
-    cache = _empty_layers(config, geometry.layer_groups, geometry, geometry.kv_scales)
+    """A cache of zeros, and the fixed scales of an fp8 cache."""
+    count = len(geometry.layer_groups)
+    models, drafts = geometry.kv_scales[:count], geometry.kv_scales[count:]
+    cache = _empty_layers(config, geometry.layer_groups, geometry, models)
     if draft is None:
         return cache
-    return join_caches(cache, _empty_layers(draft, geometry.draft_layer_groups, geometry))
+    return join_caches(cache, _empty_layers(draft, geometry.draft_layer_groups, geometry, drafts))
 
 
 def _empty_layers(

@@ -23,7 +23,7 @@ from jaxinfer.cache import (
     write_pages,
 )
 from jaxinfer.config.engine_config import EngineConfig
-from jaxinfer.config.geometry import Device, cache_bytes, plan_geometry
+from jaxinfer.config.geometry import Device, DraftNeeds, cache_bytes, plan_geometry
 from pallas_kernels.paged_attention import HeadScaledPages, Pages, TokenScaledPages
 from pallas_kernels.paged_attention.pages import round_by_head, round_by_token
 from tests.support.records import model_config
@@ -67,6 +67,16 @@ def test_codes_and_scales_take_the_bytes_that_were_planned(kv: str) -> None:
     fixed = [np.asarray(leaf).tolist() for leaf in leaves if leaf.ndim == 1]
     assert fixed == ([[0.5, 0.5]] * 2 + [[0.25, 0.125]] * 2 if kv == "fp8" else [])
     assert not any(np.asarray(leaf).any() for leaf in leaves if leaf.ndim > 1)
+
+
+def test_fixed_scales_of_a_draft_model_come_after_the_model_s() -> None:
+    model, ask = model_config(windows=(0,)), EngineConfig(max_num_seqs=2, kv_cache_dtype="fp8")
+    device = Device(platform="cpu", free_bytes=1 << 30)
+    made = plan_geometry(ask, model, device, drafts=DraftNeeds(model=model))
+    scales = (((0.5,), (0.25,)), ((2.0,), (4.0,)))
+    cache = init_cache(model, replace(made, kv_scales=scales), model)
+    fixed = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(cache) if leaf.ndim == 1]
+    assert fixed == [[0.5] * 2, [2.0] * 2, [0.25] * 2, [4.0] * 2]
 
 
 def test_where_tokens_go() -> None:

@@ -95,7 +95,7 @@ class EngineConfig:
     scheduling_policy: "fcfs" in order of arrival, "priority" by the requests' priorities.
     max_num_waiting: requests that may wait for a slot; one more is refused. None is no limit.
     latency_max_num_seqs: while a latency-sensitive request runs, at most this many others share
-        its step; None is no limit.
+        its step, but of 0 one that was left out for 64 steps; None is no limit.
     logprobs_mode: log-probabilities as the model gives them ("raw"), or of what is drawn from;
         those of a prompt are always raw.
     max_logprobs: the most that a request may ask for, up to 20.

@@ -8,10 +8,17 @@ from typing import Literal
 
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.kv_cache_dtype import array_dtype, page_kinds, token_bytes
+from jaxinfer.config.memory_needs import (
+    NO_DRAFTS,
+    NOTHING_PACKED,
+    DraftNeeds,
+    PackedShare,
+    loop_state_bytes,
+    weights_bytes,
+)
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import CapacityError, ConfigError
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 HEAD_ROWS = 32  # rows that `head_step` turns into logits at once
 SWAP_PAGES = 8  # pages of each group that travel to the host or back at once
 # Pages are committed when the engine starts. On a CPU the default pool stops here (or at one
@@ -29,34 +36,6 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedShare:
-    """The matrices that stay packed: their elements, and the bytes they take."""
-
-    num_elements: int = 0
-    num_bytes: int = 0
-
-
-NOTHING_PACKED = PackedShare()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftNeeds:
-    """What drafting keeps on the device beside the model.
-
-    num_floats, packed_bytes: of parameters that are not the model's, elements in the weight dtype
-    and bytes of packed ones. model: whose layers have pages of their own, beside the model's under
-    the same numbers; None where the model's are shared.
-    """
-
-    num_floats: int = 0
-    packed_bytes: int = 0
-    model: ModelConfig | None = None
-
-
-NO_DRAFTS = DraftNeeds()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
     """Every axis length that a compiled program has, beside those of the model.
 
@@ -67,8 +46,9 @@ class Geometry:
     each group that are swapped at once, 0 where none ever are. draft_tokens (J), 0 without
     speculation; verify_widths: rows of each verify program, ascending; draft_layer_groups: the
     cache group of each layer of a draft model that has pages of its own. kv_dtype: a name of
-    `KV_CACHE_DTYPES` but "auto". kv_scales: of an fp8 cache, for each layer the fixed scales of its
-    keys and of its values, one or one a kv head; empty where all are 1. expert_kernel: as
+    `KV_CACHE_DTYPES` but "auto". kv_scales: of an fp8 cache, for each layer of
+    `cache_groups` the fixed scales of its keys and of its values, one or one a kv head; empty where
+    all are 1. expert_kernel: as
     `layers.moe.moe` takes it.
     """
 
@@ -152,7 +132,8 @@ def plan_geometry(
     kinds = page_kinds(kv, activation)
     page_bytes = _group_page_bytes((model, groups), (drafts.model, drafted), page=page, kinds=kinds)
     weights = weights_bytes(model, weight, packed, drafts)
-    budget = _pool_budget(ask, device, weights, _request_bytes(needs, page_bytes))
+    held = weights, loop_state_bytes(slots, model.vocab_size)
+    budget = _pool_budget(ask, device, held, _request_bytes(needs, page_bytes))
     return Geometry(
         max_model_len=max_len,
         num_slots=slots,
@@ -172,7 +153,7 @@ def plan_geometry(
         swap_pages=_swap_pages(ask),
         logprobs_mode=ask.logprobs_mode,
         draft_tokens=_draft_tokens(ask, max_len),
-        verify_widths=_verify_widths(ask, slots, device),
+        verify_widths=_verify_widths(ask, slots, device) if max_len > 1 else (),
         draft_layer_groups=drafted,
     )
 
@@ -187,29 +168,6 @@ def pages_needed(tokens: int, page_tokens: int, window: int, step_tokens: int) -
     if not window:
         return full
     return min(full, -(-(window + step_tokens) // page_tokens) + 1)
-
-
-def weights_bytes(
-    model: ModelConfig,
-    weight_dtype: str,
-    packed: PackedShare = NOTHING_PACKED,
-    drafts: DraftNeeds = NO_DRAFTS,
-) -> int:
-    """Bytes of the matrices and embeddings (norms and biases are too small to matter here)."""
-    attention = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim * model.hidden_size
-    mlps = sum(_mlp_sizes(model)) * 3 * model.hidden_size
-    outer = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
-    floats = model.num_layers * attention + mlps + outer - packed.num_elements + drafts.num_floats
-    return floats * DTYPE_BYTES[weight_dtype] + packed.num_bytes + drafts.packed_bytes
-
-
-def _mlp_sizes(model: ModelConfig) -> list[int]:
-    """F of each layer; of all experts together where it has them."""
-    experts = model.experts
-    if experts is None:
-        return [model.mlp_size] * model.num_layers
-    every = experts.num_experts * experts.mlp_size
-    return [every if is_sparse else model.mlp_size for is_sparse in experts.is_sparse]
 
 
 def kv_token_bytes(model: ModelConfig, kinds: tuple[str, str]) -> int:
@@ -355,14 +313,21 @@ def _group_page_bytes(
     )
 
 
-def _pool_budget(ask: EngineConfig, device: Device, weights: int, request_bytes: int) -> int:
-    """Bytes that pages may take; request_bytes: of one request of full length."""
-    budget = int(device.free_bytes * ask.gpu_memory_utilization) - weights
+def _pool_budget(
+    ask: EngineConfig, device: Device, held: tuple[int, int], request_bytes: int
+) -> int:
+    """Bytes that pages may take.
+
+    held: by the weights, and by what the loop keeps of each slot. request_bytes: of one request of
+    full length.
+    """
+    budget = int(device.free_bytes * ask.gpu_memory_utilization) - sum(held)
     if budget <= 0:
         raise CapacityError(
-            f"the weights need {weights:,} bytes, {ask.gpu_memory_utilization:.0%} of the free "
-            f"{device.free_bytes:,} bytes are there (gpu_memory_utilization); "
-            "use a smaller model or free memory"
+            f"the weights need {held[0]:,} bytes and the state of the slots {held[1]:,}, "
+            f"{ask.gpu_memory_utilization:.0%} of the free {device.free_bytes:,} bytes are there "
+            "(gpu_memory_utilization); use a smaller model, lower max_num_seqs, leave out "
+            "speculative_config's model, or free memory"
         )
     on_cpu = device.platform == "cpu"
     return min(budget, max(CPU_POOL_BYTES, request_bytes)) if on_cpu else budget
@@ -389,8 +354,8 @@ def _num_pages(
     if shared < one:
         raise CapacityError(
             f"the KV cache may take {budget:,} bytes, one request of full length needs "
-            f"{one + null_pages:,}; lower max_model_len, or set num_gpu_blocks_override to use "
-            "more memory"
+            f"{one + null_pages:,}; lower max_model_len or max_num_seqs, raise "
+            "gpu_memory_utilization, or set num_gpu_blocks_override to use more memory"
         )
     # In whole numbers: a budget for exactly one request must give exactly its pages.
     return tuple(min(need * slots, need * shared // one) + 1 for need in needs)

@@ -35,7 +35,7 @@ from jaxinfer.engine.draft_model import DraftModel, by_leaf, open_draft
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.intake import Intake
 from jaxinfer.engine.kernels import decide_kernels, kernels_of_weights
-from jaxinfer.engine.kv_scales import LayerScales, fixed_kv_scales
+from jaxinfer.engine.kv_scales import ONES, LayerScales, fixed_kv_scales
 from jaxinfer.engine.memory_plan import MemoryPlan
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.trace import open_timeline
@@ -93,13 +93,13 @@ def build_engine(
     drafting = draft.config if draft else None
     needs = draft.needs if draft else NO_DRAFTS
     geometry = decide_geometry(ask, config, device, storage.share, drafts=needs)
-    geometry = replace(geometry, kv_scales=_kv_scales(geometry, checkpoint))
+    geometry = replace(geometry, kv_scales=_kv_scales(geometry, checkpoint, draft))
     defaults = default_params(checkpoint.generation_config, wanted=ask.use_generation_config)
     shapes = kernels_of_weights(_shapes(checkpoint, geometry, storage, draft), ask, geometry)
-    _check_room(_num_bytes(shapes), cache_bytes(config, geometry, drafting), device)
+    _check_room(ask, _num_bytes(shapes), cache_bytes(config, geometry, drafting), device)
     with counted_compiles(compiles or CompileLog()):
         programs = compile_programs(shapes, config, geometry, drafting, show_progress=show_progress)
-    memory = _memory_plan(shapes, programs, (config, drafting), geometry, device)
+    memory = _memory_plan(ask, shapes, programs, (config, drafting), geometry, device)
     _report(geometry, storage, memory)
     intake = _intake(ask, checkpoint, text, geometry)
     timeline = open_timeline(ask.trace)
@@ -117,9 +117,21 @@ def build_engine(
     return Built(engine=engine, default_params=defaults, **parts)
 
 
-def _kv_scales(geometry: Geometry, checkpoint: Checkpoint) -> tuple[LayerScales, ...]:
-    found = checkpoint.quant_format.kv_scales if checkpoint.quant_format else {}
-    return fixed_kv_scales(geometry.kv_dtype, checkpoint.config, found)
+def _kv_scales(
+    geometry: Geometry, checkpoint: Checkpoint, draft: DraftModel | None
+) -> tuple[LayerScales, ...]:
+    """Of the model's layers, then of those that a draft model has pages of its own for."""
+    has_pages = draft is not None and draft.needs.model is not None
+    both = (checkpoint, draft.checkpoint) if draft is not None and has_pages else (checkpoint,)
+    parts = []
+    for one in both:
+        assert one is not None, "what is only planned is not built"
+        found = one.quant_format.kv_scales if one.quant_format else {}
+        scales = fixed_kv_scales(geometry.kv_dtype, one.config, found)
+        parts.append((scales, one.config.num_layers))
+    if not any(scales for scales, _ in parts):
+        return ()
+    return tuple(layer for scales, count in parts for layer in scales or ONES * count)
 
 
 def _shapes(
@@ -160,7 +172,7 @@ def _seed(ask: EngineConfig) -> int:
 def _drafter(
     ask: EngineConfig, geometry: Geometry, draft: ModelConfig | None, shapes: Any
 ) -> NgramDrafter | ModelDrafter | None:
-    if ask.speculative_config is None:
+    if ask.speculative_config is None or not geometry.verify_widths:
         return None
     widest = geometry.verify_widths[-1]
     if draft is None:
@@ -264,7 +276,7 @@ def decide_geometry(
         ConfigError, CapacityError: as `plan_geometry`.
     """
     planned = plan_geometry(ask, model, device, packed, drafts)
-    return decide_kernels(planned, ask, model, platform)
+    return decide_kernels(planned, ask, model, platform, draft=drafts.model)
 
 
 def _cache_folder(setting: str | None) -> Path | None:
@@ -302,17 +314,22 @@ def _num_bytes(shapes: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in different.values())
 
 
-def _check_room(weights: int, cache: int, device: Device) -> None:
+def _what_to_lower(ask: EngineConfig) -> str:
+    settings = "max_num_seqs, max_model_len, gpu_memory_utilization or num_gpu_blocks_override"
+    return settings + (", or leave out speculative_config" if ask.speculative_config else "")
+
+
+def _check_room(ask: EngineConfig, weights: int, cache: int, device: Device) -> None:
     """What is known before compiling is refused before it; temporaries are checked afterwards."""
     if weights + cache > device.free_bytes:
         raise CapacityError(
             f"the engine needs {weights + cache:,} bytes (weights {weights:,}, KV cache "
-            f"{cache:,}), {device.free_bytes:,} are free; lower max_num_seqs, max_model_len or "
-            "num_gpu_blocks_override"
+            f"{cache:,}), {device.free_bytes:,} are free; lower {_what_to_lower(ask)}"
         )
 
 
 def _memory_plan(
+    ask: EngineConfig,
     shapes: Any,
     programs: Programs,
     models: tuple[ModelConfig, ModelConfig | None],
@@ -337,7 +354,6 @@ def _memory_plan(
     if plan.needed_bytes > device.free_bytes:
         raise CapacityError(
             f"the engine needs {plan.needed_bytes:,} bytes ({'; '.join(plan.lines())}), "
-            f"{device.free_bytes:,} are free; lower max_num_seqs, max_model_len or "
-            "num_gpu_blocks_override"
+            f"{device.free_bytes:,} are free; lower {_what_to_lower(ask)}"
         )
     return plan

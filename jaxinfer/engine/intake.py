@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxinfer.config.request_options import RequestOptions
 from jaxinfer.config.sampling_params import SamplingParams
-from jaxinfer.engine.prompt import read_prompt
+from jaxinfer.engine.prompt import read_prompt, text_of
 from jaxinfer.engine.task import Completion, Task
 from jaxinfer.errors import RequestError
 from jaxinfer.scheduler.request import Request
@@ -55,7 +55,7 @@ class Intake:
         self._num_tasks += 1
         return Task(
             request_id=str(self._num_tasks - 1),
-            prompt=prompt if isinstance(prompt, str) else None,
+            prompt=text_of(prompt),
             prompt_ids=[],
             params=params,
             arrival_s=now_s,

@@ -3,7 +3,7 @@
 Asks the ops' own predicates; knows shapes, not arrays.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,24 +20,37 @@ from pallas_kernels.rms_norm import resolve_implementation as resolve_norm
 
 
 def decide_kernels(
-    planned: Geometry, ask: EngineConfig, model: ModelConfig, platform: Platform | None = None
+    planned: Geometry,
+    ask: EngineConfig,
+    model: ModelConfig,
+    platform: Platform | None = None,
+    *,
+    draft: ModelConfig | None = None,
 ) -> Geometry:
     """The geometry with the kernels of attention, norm and experts in place of "auto".
 
+    A draft model runs on the kernels of the model: where "auto" has not the same for both, both
+    take the reference.
+
     Args:
+        draft: another model that drafts; None without one.
         platform: where the programs will run; None for this process's first device.
 
     Raises:
         ConfigError: a kernel that was asked for does not serve the model or the device.
     """
     platform = platform or current_platform()
-    columns = (model.hidden_size, *((model.head_dim,) if model.qk_norm else ()))
+    models = (model,) if draft is None else (model, draft)
+    columns = tuple(dict.fromkeys(size for one in models for size in _normed_sizes(one)))
     with _refused_kernels(ask):
         return replace(
             planned,
-            attention_kernel=_attention_kernel(planned, model, platform),
+            attention_kernel=_of_all(_attention_kernel(planned, one, platform) for one in models),
             norm_kernel=resolve_norm(ask.kernels, platform, columns, planned.activation_dtype),
-            expert_kernel=choose_expert_kernel(ask.kernels, planned, model, platform),
+            expert_kernel=_of_all(
+                choose_expert_kernel(ask.kernels, planned, one, platform)
+                for one in [each for each in models if each.experts] or [model]
+            ),
         )
 
 
@@ -64,6 +77,15 @@ def _refused_kernels(ask: EngineConfig) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ConfigError(f"kernels={ask.kernels!r}: {error}") from error
+
+
+def _normed_sizes(model: ModelConfig) -> tuple[int, ...]:
+    return (model.hidden_size, *((model.head_dim,) if model.qk_norm else ()))
+
+
+def _of_all(kernels: Iterable[str]) -> str:
+    found = set(kernels)
+    return found.pop() if len(found) == 1 else "reference"
 
 
 def _attention_kernel(planned: Geometry, model: ModelConfig, platform: Platform) -> str:

@@ -12,6 +12,7 @@ from jaxinfer.errors import CheckpointError
 _log = logging.getLogger("jaxinfer")
 
 LayerScales = tuple[tuple[float, ...], tuple[float, ...]]
+ONES: tuple[LayerScales, ...] = (((1.0,), (1.0,)),)  # of one layer
 
 
 def fixed_kv_scales(

@@ -45,6 +45,12 @@ def read_prompt(
     return TokenPrompt(text=text, token_ids=token_ids)
 
 
+def text_of(prompt: Any) -> str | None:
+    """The text of a prompt that was not checked, if it is one."""
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return text if isinstance(text, str) else None
+
+
 def _split(prompt: Any) -> tuple[str | None, list[int]]:
     if isinstance(prompt, Mapping):
         keys = set(prompt)

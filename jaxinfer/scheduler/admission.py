@@ -80,6 +80,11 @@ class Admission:
         self.pages.register(request.slot, request.page_digests, request.num_registered, end)
         request.num_registered = end
 
+    def seat_again(self, request: Request) -> None:
+        """Has the device forget what it drew for a running request and the host did not take."""
+        if request.slot is not None:
+            self._seat(request, request.slot)
+
     def _room(self, request: Request) -> int:
         """Tokens to reserve pages for: the worst case, or what is known and the next one."""
         if self.ask.admission == "reserve":

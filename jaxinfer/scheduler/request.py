@@ -74,6 +74,7 @@ class Request:
     last_turn: int = 0  # the step that last had a row of it
     drafts_accepted: float = 1.0  # a step that drafted, moving average
     num_undrafted: int = 0  # decode steps since it last drafted
+    may_not_draft: bool = False  # in its next step
     draft_counts: DraftCounts = field(default_factory=DraftCounts)
 
     output_ids: list[int] = field(default_factory=list)

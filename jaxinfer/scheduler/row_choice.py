@@ -14,6 +14,7 @@ from jaxinfer.scheduler.prefill_chunks import PrefillChunks
 from jaxinfer.scheduler.request import Request
 
 MAX_PREEMPTIONS = 4  # of a request before others are preferred
+MAX_TURNS_LEFT_OUT = 64  # of a request that has a slot, before it shares a step all the same
 
 
 class RowChoice:
@@ -102,11 +103,16 @@ class RowChoice:
         )
 
     def _most_others(self) -> int | None:
-        """How many requests may share a step with latency-sensitive ones; None for any number."""
-        most = self._board.ask.latency_max_num_seqs
-        if most is not None and any(_is_urgent(one) for one in self._board.running):
-            return most
-        return None
+        """How many requests may share a step with latency-sensitive ones; None for any number.
+
+        One where none may and somebody has been left out for long, so that nobody waits for ever.
+        """
+        most, running = self._board.ask.latency_max_num_seqs, self._board.running
+        if most is None or not any(_is_urgent(one) for one in running):
+            return None
+        newest = max(one.last_turn for one in running)
+        waits = any(newest - one.last_turn > MAX_TURNS_LEFT_OUT for one in running)
+        return max(most, int(waits))
 
     def sharing(self, requests: Sequence[Request]) -> list[Request]:
         """Those of `requests` that share the step; of too many, those whose last turn is longest
@@ -151,7 +157,8 @@ class RowChoice:
     def _drafts(self, request: Request, most: int) -> tuple[int, ...]:
         """Drafts that have pages; none where another request would have to give up its own."""
         drafts: tuple[int, ...] = ()
-        most = min(most, request.num_to_draw - 1)
+        most = 0 if request.may_not_draft else min(most, request.num_to_draw - 1)
+        request.may_not_draft = False
         if most > 0 and self._drafter is not None:
             drafts = self._drafter.drafts(request, most)
             start = request.num_scheduled

@@ -126,7 +126,6 @@ class Scheduler:
         """The next step; None when there is nothing to run before a result comes, or at all."""
         if self._is_verifying:
             return None
-        self._turn += 1
         rows, is_prefill = self._choice.choose(now_s, self._num_in_flight)
         if not rows:
             return None
@@ -176,6 +175,9 @@ class Scheduler:
     def _accept_run(self, row: StepRow, result: VerifyResult, place: int) -> Iterator[Request]:
         """The drafts that stand, and the token after them, one by one."""
         request, each = row.request, self.geometry.draft_tokens + 1
+        if row.drafts and not result.draws.finite[place * each]:
+            self._take_back(row)
+            return
         num_accepted = int(result.num_accepted[place])
         request.num_scheduled = row.start + num_accepted + 1
         taken = 0
@@ -187,6 +189,19 @@ class Scheduler:
             yield request
         if row.drafts and self._drafter is not None:
             self._drafter.see(request, len(row.drafts), min(taken, num_accepted))
+
+    def _take_back(self, row: StepRow) -> None:
+        """A row whose first draw is no number, as if it had not run; the next step has no drafts.
+
+        A draft may be at fault: its values reach the rows before it with weight 0, and 0 · NaN is
+        NaN. Without it the request may be sound, and it is not to fail for what was only tried.
+        """
+        request = row.request
+        request.num_scheduled = row.start
+        request.may_not_draft = True
+        self.admission.seat_again(request)
+        if self._drafter is not None:
+            self._drafter.see(request, len(row.drafts), 0)
 
     def finish(self, request: Request) -> None:
         """Takes out a request that has its finish reason; its pages are free once none of its rows
@@ -233,6 +248,7 @@ class Scheduler:
 
     def _launch(self, rows: Sequence[StepRow]) -> None:
         self._num_in_flight += 1
+        self._turn += 1
         for row in rows:
             request = row.request
             request.num_scheduled = max(request.num_scheduled, row.end)

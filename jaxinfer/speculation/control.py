@@ -108,7 +108,12 @@ class ModelDrafter(Control):
         return self.accepted_that_pay <= self.config.num_speculative_tokens
 
     def is_due(self, request: Request) -> bool:
-        """As of any drafter; the first drafts of a request are only tried, to see how it does."""
+        """As of any drafter; the first drafts of a request are only tried, to see how it does.
+
+        Never past the draft model's positions: others may then be launched ahead.
+        """
+        if request.num_scheduled >= self._max_position:
+            return False
         if not self.config.adaptive or not self.can_pay:
             return not self.config.adaptive
         return request.draft_counts.num_drafts < FIRST_TRIES or super().is_due(request)

@@ -135,6 +135,30 @@ def test_a_cache_that_went_with_an_interrupted_step_is_made_anew(
         assert_drained(llm)
 
 
+def test_a_cache_that_went_with_an_interrupted_draft_is_made_anew(
+    open_llm: OpenLLM, tiny_folder: Path
+) -> None:
+    """Between a draft step's call and the store of its cache; the loop state stays."""
+    drafting = {"method": "self", "num_layers": 1, "adaptive": False}
+    shape = {"max_num_seqs": 2, "max_num_batched_tokens": 16}
+    with open_llm(tiny_folder, **shape, speculative_config=drafting) as llm:
+        wanted = [bits(output) for output in run(llm, PROMPTS, PARAMS)]
+        programs = llm.engine.runner.programs.draft
+        (width,) = programs
+        program = programs[width]
+
+        def lose_the_result(*arguments: Any) -> Any:
+            program(*arguments)
+            raise KeyboardInterrupt
+
+        programs[width] = lose_the_result
+        with pytest.raises(KeyboardInterrupt):
+            run(llm, PROMPTS, PARAMS)
+        programs[width] = program
+        assert [bits(output) for output in run(llm, PROMPTS, PARAMS)] == wanted
+        assert_drained(llm)
+
+
 def test_an_interrupt_while_prompts_are_added_undoes_them(
     open_llm: OpenLLM, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,19 @@ def test_close_returns_the_memory(open_llm: OpenLLM, tiny_folder: Path) -> None:
     llm.close()  # a second time does nothing
 
 
+def test_close_returns_the_memory_of_a_model_that_drafts_for_itself(
+    open_llm: OpenLLM, tiny_folder: Path
+) -> None:
+    """Promise 10: what both share is freed once."""
+    before = live_bytes()
+    drafting = {"method": "self", "num_layers": 1, "adaptive": False}
+    llm = open_llm(tiny_folder, **ONE_PROGRAM, speculative_config=drafting)
+    run(llm, PROMPTS)
+    llm.close()
+    assert live_bytes() == before
+    llm.close()
+
+
 def test_a_forgotten_engine_returns_the_memory(open_llm: OpenLLM, tiny_folder: Path) -> None:
     before = live_bytes()
     llm = open_llm(tiny_folder, **ONE_PROGRAM)
@@ -130,6 +143,10 @@ def start_that_fails(open_llm: OpenLLM, folder: Path, kind: str) -> None:
         # Found while loading, when the tensors before it are on the device.
         "nan": {"add": {"model.norm.weight": np.full(64, np.nan, np.float32)}},
     }
+    if kind == "nan in the draft model":  # the model is on the device by then
+        draft = write_tiny(folder / "draft", **weights["nan"])
+        speculative = {"method": "draft_model", "model": str(draft)}
+        open_llm(write_tiny(folder / "model"), **ONE_PROGRAM, speculative_config=speculative)
     options = {"too long": {"max_model_len": 257}, "too large": {"gpu_memory_utilization": 1e-9}}
     write_tiny(folder, **weights.get(kind, {}))
     open_llm(folder, **ONE_PROGRAM, **options.get(kind, {}))
@@ -140,6 +157,7 @@ def start_that_fails(open_llm: OpenLLM, folder: Path, kind: str) -> None:
     [
         ("missing tensor", CheckpointError, "model.norm.weight"),
         ("nan", CheckpointError, "NaN"),
+        ("nan in the draft model", CheckpointError, "NaN"),
         ("too long", ConfigError, "max_model_len=257.*256"),
         ("too large", CapacityError, "gpu_memory_utilization"),
     ],

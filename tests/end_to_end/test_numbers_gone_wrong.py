@@ -99,6 +99,30 @@ def test_samples_of_one_prompt_fail_together(tiny: LLM) -> None:
     assert output.error is not None
 
 
+def test_a_draft_that_is_no_number_ends_nobody(
+    open_llm: OpenLLM, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its values have weight 0 before it, and 0 · NaN is NaN: the step without it decides."""
+    speculative = {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}
+    penalised = replace(PARAMS, presence_penalty=1.0, repetition_penalty=1.2)
+    with open_llm(tiny_folder, max_num_batched_tokens=16, speculative_config=speculative) as llm:
+        drafter = llm.engine._drafter
+        assert drafter is not None
+        monkeypatch.setattr(drafter, "drafts", lambda request, most: ())
+        alone = [bits(output) for output in run(llm, GOOD[:2], [PARAMS, penalised])]
+        monkeypatch.setattr(drafter, "drafts", lambda request, most: (1, POISON)[:most])
+        with poisoned(llm, POISON):
+            assert [bits(one) for one in run(llm, GOOD[:2], [PARAMS, penalised])] == alone
+            assert drafter.counts.num_drafts > 4
+            # What fails without drafts fails with them.
+            third = alone[0][0][2][2]
+        with poisoned(llm, third):
+            (output,) = run(llm, GOOD[:1], PARAMS)
+            assert output.outputs[0].finish_reason == "error"
+            assert output.outputs[0].token_ids == alone[0][0][2][:3]
+            assert_drained(llm)
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_nan_in_a_prompt_whose_log_probabilities_are_wanted(tiny: LLM, n: int) -> None:
     """Found while they are taken, in the middle of the prompt: every completion ends there."""

@@ -23,6 +23,8 @@ BIG_POOL: dict[str, Any] = {
     "block_size": 256,
     "num_gpu_blocks_override": 100,
 }
+FIRST_LAYER: dict[str, Any] = {"method": "self", "num_layers": 1}
+DRAFTING = {"draft_step", "verify_step"}
 SWAPPING: dict[str, Any] = {"admission": "optimistic", "preemption": "swap"}
 
 
@@ -35,17 +37,33 @@ def num_bytes(tree: Any) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
-def test_every_program_aliases_exactly_what_it_donates(open_llm: OpenLLM, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        ({}, set()),
+        ({"kv_cache_dtype": "int8", "speculative_config": FIRST_LAYER}, DRAFTING),
+        pytest.param(
+            {"kv_cache_dtype": "fp8", "speculative_config": FIRST_LAYER},
+            DRAFTING,
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_every_program_aliases_exactly_what_it_donates(
+    open_llm: OpenLLM, tmp_path: Path, options: dict[str, Any], more: set[str]
+) -> None:
     """Steps the cache and the loop state, the others what they change: no array is copied."""
     folder = write_tiny(tmp_path, **WINDOWED)
-    with open_llm(folder, max_num_batched_tokens=16, **SWAPPING) as llm:
+    with open_llm(folder, max_num_batched_tokens=16, **SWAPPING, **options) as llm:
         runner = llm.engine.runner
         cache, state = num_bytes(runner.cache), num_bytes(runner.state)
         small = {"init": 0, "head": 0, "swap_out": 0}
         small |= {"seat": state, "copy": cache, "swap_in": cache}
         wanted = {f"{name}_step": size for name, size in small.items()}
-        wanted |= dict.fromkeys(step_programs(llm), cache + state)
-        assert {name.split()[0] for name in step_programs(llm)} == {"prefill_step", "decode_step"}
+        for name in step_programs(llm):
+            wanted[name] = cache + (0 if name.startswith("draft_step") else state)
+        kinds = {name.split()[0] for name in step_programs(llm)}
+        assert kinds == {"prefill_step", "decode_step"} | more
         aliased = {
             name: program.memory_analysis().alias_size_in_bytes
             for name, program in runner.programs.named().items()

@@ -184,3 +184,36 @@ def test_nothing_is_compiled_for_drafts_after_the_start(circling: LLM) -> None:
     before = circling.get_metrics()["num_compiles"]
     run(circling, [[START, *LOOP * 2]] * 3, SamplingParams(temperature=0.5, max_tokens=20))
     assert circling.get_metrics()["num_compiles"] == before
+
+
+def test_an_exact_tie_goes_to_the_lower_id_whatever_was_drafted(
+    open_llm: OpenLLM, tmp_path: Path
+) -> None:
+    """BB-26 (vllm#41758): the other one of the two is looked up, and does not stand."""
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=1)
+    chain = {START: 97, 97: (9, 5), 9: 97, 5: 97}
+    with open_chain(open_llm, tmp_path, chain, speculative_config=ALWAYS) as llm:
+        (output,) = run(llm, [[START, 97, 9, 97, 9]], params)
+        completion = output.outputs[0]
+        assert completion.token_ids == [97, 5] * 4
+        assert [next(iter(one)) for one in completion.logprobs or []] == completion.token_ids
+        assert output.metrics.num_draft_tokens > output.metrics.num_accepted_draft_tokens
+
+
+@pytest.mark.slow
+def test_more_drafts_and_longer_lookups_than_there_are_tokens(
+    open_llm: OpenLLM, tmp_path: Path
+) -> None:
+    """BB-46, vllm#16883: k 300 and lookup 50, of which nothing is in a prompt of one token."""
+    folder = write_tiny(tmp_path)
+    prompts, params = zip(*requests()[:3], ([7], SamplingParams(temperature=0)), strict=True)
+    wide = {**ALWAYS, "num_speculative_tokens": 300, "prompt_lookup_max": 50}
+    wide["tokens_by_running"] = ((4, 300),)
+    with open_llm(folder, **FOUR) as plain:
+        expected = [bits(output) for output in run(plain, prompts, list(params))]
+    with open_llm(folder, **FOUR, speculative_config=wide) as llm:
+        assert [bits(output) for output in run(llm, prompts, list(params))] == expected
+        assert llm.get_metrics()["spec_decode_num_drafts"] > 0
+        (found,) = run(llm, [[7]], SamplingParams(temperature=0, max_tokens=1))
+        assert found.metrics.num_draft_tokens == 0
+        assert_drained(llm)

@@ -71,6 +71,16 @@ def test_seeds_are_drawn_in_order_and_a_refused_prompt_takes_one_too(
     assert take(intake_of(tokenizer, seed=6))[1].seed not in wanted
 
 
+@pytest.mark.parametrize("prompt", ["x" * 65, {"prompt": "x" * 65}])
+def test_a_refused_prompt_keeps_its_text(tokenizer: Tokenizer, prompt: Any) -> None:
+    intake = intake_of(tokenizer)
+    task = intake.open_task(prompt, SamplingParams(), 0.0)
+    with pytest.raises(RequestError, match="65 tokens"):
+        intake.fill(task, prompt, RequestOptions(), scores=False)
+    assert task.prompt == "x" * 65
+    assert intake.open_task({"prompt": 5}, SamplingParams(), 0.0).prompt is None
+
+
 @pytest.mark.parametrize(
     ("length", "max_tokens", "room"),
     [(3, 5, 5), (3, None, 61), (60, 9, 4), (63, None, 1), (64, 1, 1), (64, None, 1)],

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxinfer.config.memory_needs import loop_state_bytes
 from jaxinfer.config.step_plan import PROMPT_FLAG, RECENT_TOKENS
 from jaxinfer.sampling.draw import draw, pack
 from jaxinfer.sampling.logits import SamplingRows
@@ -55,6 +56,7 @@ def test_a_seat_overwrites_its_slot_and_no_other(slot: int) -> None:
 
 def test_shapes_are_those_of_the_arrays() -> None:
     shapes, arrays = abstract_loop_state(SLOTS, VOCAB), init_loop_state(SLOTS, VOCAB)
+    assert loop_state_bytes(SLOTS, VOCAB) == sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))
     assert jax.tree.map(lambda a: (a.shape, a.dtype), arrays) == jax.tree.map(
         lambda a: (a.shape, a.dtype), shapes
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxinfer.config.step_plan import DecodePlan, PrefillPlan, StepResult, VerifyResult
+from jaxinfer.scheduler import row_choice
 from jaxinfer.scheduler.planning import Step, StepRow
 from jaxinfer.scheduler.prefix_index import extend_digests
 from jaxinfer.scheduler.request import FinishReason, Request
@@ -180,10 +181,12 @@ class FakeLoop:
                     assert reader.num_computed >= (column + 1) * size, "a page has two writers"
 
     def _check_shares(self, step: Step) -> None:
-        """While a latency-sensitive request runs, few others share its step."""
+        """While a latency-sensitive request runs, few others share its step; one that was left out
+        for long may where none may."""
         most = self.scheduler.ask.latency_max_num_seqs
         if most is None or not any(r.options.latency_sensitive for r in self.scheduler.running):
             return
+        most = max(most, int(len(self.steps) >= row_choice.MAX_TURNS_LEFT_OUT))
         rows = [row.request for row in step.rows]
         assert len({one for one in rows if not one.options.latency_sensitive}) <= most
 

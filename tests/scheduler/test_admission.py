@@ -11,7 +11,7 @@ from jaxinfer.scheduler.admission import Admission
 from jaxinfer.scheduler.page_tables import PageTables
 from jaxinfer.scheduler.request import Request
 from tests.scheduler.fake_device import VOCAB
-from tests.scheduler.requests import family, traced
+from tests.scheduler.requests import family, loop_of, traced
 from tests.support.records import geometry
 
 
@@ -34,6 +34,17 @@ def compute(admission: Admission, request: Request, end: int) -> None:
         assert admission.pages.extend(request.slot, start, min(start + 4, end))
     request.num_computed = request.num_scheduled = end
     admission.register(request, end)
+
+
+@pytest.mark.parametrize(("chunk", "found"), [(16, 0), (4, 8)])
+def test_small_pages_find_more_of_a_short_prompt_with_small_chunks(chunk: int, found: int) -> None:
+    """Whole pages and whole chunks are shared; the last token is always computed."""
+    loop = loop_of(page_tokens=4, chunk_tokens=chunk)
+    requests = [traced(order, list(range(500, 510))) for order in (1, 2)]
+    for one in requests:
+        loop.add(one)
+        loop.run_out()
+    assert [one.num_cached_tokens for one in requests] == [0, found]
 
 
 def leave(admission: Admission, request: Request) -> None:

@@ -302,6 +302,16 @@ def test_latency_sensitive_requests_do_not_keep_others_out_for_ever(few_overtake
     assert Stream(loop, last, latency_sensitive=True).served_before_it() <= 60
 
 
+def test_where_none_may_share_one_left_out_for_long_does(
+    few_overtakes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a slot, and urgent requests keep coming."""
+    monkeypatch.setattr(scheduling, "MAX_TURNS_LEFT_OUT", 4)
+    loop = loop_of({"latency_max_num_seqs": 0}, num_slots=3)
+    last = traced(29, [500] * 20, max_new_tokens=10)
+    assert Stream(loop, last, latency_sensitive=True).served_before_it() <= 100
+
+
 def test_running_prompts_are_not_starved_by_new_ones(few_overtakes: int) -> None:
     """Whoever has a slot gets chunks before anybody new is admitted."""
     loop = loop_of({"scheduling_policy": "priority"}, num_slots=3, prefill_rows=(1, 2))

@@ -113,3 +113,14 @@ def test_dearer_drafts_have_to_stand_more_often() -> None:
 def test_what_costs_as_much_as_the_model_never_drafts_unless_told_to() -> None:
     assert not model_drafter(1.0).is_due(request([1])) and not model_drafter(1.0).can_pay
     assert model_drafter(1.0, adaptive=False).drafts(request([1]), 3) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_past_the_draft_model_s_positions_nobody_is_due(adaptive: bool) -> None:
+    """So steps without drafts are launched ahead, as where nothing drafts."""
+    config = SpeculativeConfig(method="draft_model", model="m", adaptive=adaptive)
+    made, one = ModelDrafter(config, 8, max_position=32, cost=0.1), request([1, 2])
+    one.num_scheduled = 31
+    assert made.is_due(one) and made.drafts(one, 3) == (0,)
+    one.num_scheduled = 32
+    assert not made.is_due(one) and made.drafts(one, 3) == ()
