@@ -116,7 +116,8 @@ class SamplingParams(metaclass=_NamedOptions):
                 continue
             if isinstance(value, Integral):
                 object.__setattr__(self, name, int(value))
-            elif not abs(value) > _MAX_REAL:  # a larger fraction has no float; it is refused below
+            # A fraction beyond floats stays one, and is refused below.
+            elif not abs(value) > _MAX_REAL:  # type: ignore[operator]
                 object.__setattr__(self, name, float(value))
 
     def _set_forms(self) -> None:

@@ -27,7 +27,7 @@ _LENGTHS = (
 class _Figures:
     """What a picture needs of a result, whose texts are not kept."""
 
-    latencies: Mapping[str, float | None]
+    latencies: Mapping[str, Any]
     prompt_tokens: int
     completion_tokens: int
 
