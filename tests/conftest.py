@@ -17,7 +17,7 @@ STRICT = {"JAX_NUMPY_DTYPE_PROMOTION": "strict", "JAX_NUMPY_RANK_PROMOTION": "ra
 if "jax" in sys.modules:
     raise RuntimeError("jax was imported before tests/conftest.py could make it strict")
 os.environ.update(STRICT)
-# Simulated kernels run their warpgroups side by side: with too few threads they would wait for ever.
+# Warpgroups of a simulated kernel run side by side: with too few threads they wait for ever.
 if len(os.sched_getaffinity(0)) < 4:
     os.environ.setdefault("NPROC", "4")
 if not Path("/dev/nvidia0").exists():
