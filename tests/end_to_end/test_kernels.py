@@ -72,3 +72,21 @@ def test_kernels_that_cannot_serve_are_refused_before_anything_is_compiled(
     folder = write_hf_folder(tmp_path, config, random_weights(config))
     with pytest.raises(ConfigError, match=reason):
         LLM(folder, **OPTIONS, **options)
+
+
+def test_a_draft_model_that_a_named_kernel_cannot_serve_is_refused_too(
+    wide: Path, tmp_path: Path
+) -> None:
+    narrow = write_hf_folder(tmp_path, TINY_CONFIG, random_weights(TINY_CONFIG))
+    drafting = {"method": "draft_model", "model": str(narrow)}
+    with pytest.raises(ConfigError, match="kernels='simulated'.*heads have 16 values"):
+        LLM(wide, **OPTIONS, kernels="simulated", speculative_config=drafting)
+
+
+def test_an_engine_of_one_token_drafts_nothing(wide: Path) -> None:
+    options = {**OPTIONS, "max_model_len": 1}
+    drafting = {"method": "self", "num_layers": 1}
+    params = SamplingParams(temperature=0, max_tokens=1)
+    with LLM(wide, **options, speculative_config=drafting) as llm:
+        (output,) = llm.generate([{"prompt_token_ids": PROMPT[:1]}], params)
+        assert len(output.outputs[0].token_ids) == 1 and output.metrics.num_draft_tokens == 0
