@@ -27,8 +27,13 @@ if not Path("/dev/nvidia0").exists():
 @pytest.fixture(autouse=True, scope="module")
 def _programs_of_a_module_are_dropped() -> Iterator[None]:
     """A compiled program takes some hundred memory maps, of which Linux gives a process 65,530: a
-    session that kept them all would end in a segmentation fault of the compiler."""
+    session that kept them all would end in a segmentation fault of the compiler. The folder of
+    compiled programs that an engine named is left too: programs for another machine's GPU, which
+    the next module may compile, cannot be read back from there."""
     yield
     if "jax" in sys.modules:
+        from jaxinfer.runner.compile import use_compilation_cache
+
+        use_compilation_cache(None)
         sys.modules["jax"].clear_caches()
         gc.collect()

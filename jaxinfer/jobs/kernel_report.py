@@ -64,6 +64,10 @@ def report_call(
 @contextmanager
 def dumped_kernels() -> Iterator[Path]:
     """A folder into which the compiler writes what it says of each kernel."""
+    from jaxinfer.runner.compile import use_compilation_cache
+
+    # What was compiled for a GPU that is not there cannot be read back, and would dump nothing.
+    use_compilation_cache(None)
     before = os.environ.get(_DUMP_FOLDER)
     with tempfile.TemporaryDirectory() as folder:
         os.environ[_DUMP_FOLDER] = folder
