@@ -1,5 +1,6 @@
 """HOST. How one request wants its tokens drawn; names, defaults and rules as in vLLM."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
@@ -9,13 +10,13 @@ from jaxinfer.config.option_names import Planned, accepted_options
 from jaxinfer.config.step_plan import MAX_BAD_WORDS, MAX_BIAS_IDS
 from jaxinfer.errors import ConfigError, RequestError
 
-MAX_COMPLETIONS = 128  # a request for each is made when the prompt is taken in
+MAX_COMPLETIONS = 65_536  # a request for each is made when the prompt is taken in
 MAX_TEMPERATURE = 2.0
 MAX_LOGPROBS = 20
 MAX_STOP_IDS = 64
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
-_MAX_REAL = 3.4028234e38  # of float32, in which they reach the device
+_MAX_REAL = sys.float_info.max  # an int of any length can be compared with it
 
 _NUMBERS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens"),
@@ -44,7 +45,7 @@ class _NamedOptions(type):
 class SamplingParams(metaclass=_NamedOptions):
     """Sampling parameters of one request.
 
-    n: completions a prompt, at most 128; more than one needs a temperature above 0.
+    n: completions a prompt, at most 65,536; more than one needs a temperature above 0.
     temperature: 0 is greedy and ignores top_k, top_p and min_p.
     top_p: in (0, 1]. top_k: 0 or -1 is off. min_p: in [0, 1], relative to the likeliest token.
     seed: None draws one from the engine's; the one used is reported.

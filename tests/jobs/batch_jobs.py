@@ -52,7 +52,7 @@ BAD_LINES: Sequence[tuple[str, bytes, str]] = (
     ("no messages", b'{"custom_id":"{id}","messages":[]}', "messages"),
     ("a message of text", b'{"custom_id":"{id}","messages":["hi"]}', "messages[0]"),
     ("n of 0", b'{"custom_id":"{id}","prompt":"a","n":0}', "n=0"),
-    ("n of a hundred million", b'{"custom_id":"{id}","prompt":"a","n":100000000}', "at most 128"),
+    ("n of a hundred million", b'{"custom_id":"{id}","prompt":"a","n":100000000}', "at most 65536"),
     (
         "a number beyond floats",
         b'{"custom_id":"{id}","prompt":"a","temperature":1' + b"0" * 400 + b"}",
