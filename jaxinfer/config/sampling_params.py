@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
@@ -117,8 +118,8 @@ class SamplingParams(metaclass=_NamedOptions):
                 continue
             if isinstance(value, Integral):
                 object.__setattr__(self, name, int(value))
-            # A fraction beyond floats stays one, and is refused below.
-            elif not abs(value) > _MAX_REAL:  # type: ignore[operator]
+                continue
+            with suppress(OverflowError):  # a fraction beyond floats stays one, and is refused below
                 object.__setattr__(self, name, float(value))
 
     def _set_forms(self) -> None:
