@@ -119,9 +119,7 @@ class SamplingParams(metaclass=_NamedOptions):
             if isinstance(value, Integral):
                 object.__setattr__(self, name, int(value))
                 continue
-            with suppress(
-                OverflowError
-            ):  # a fraction beyond floats stays one, and is refused below
+            with suppress(OverflowError):  # of a fraction beyond floats: it is refused below
                 object.__setattr__(self, name, float(value))
 
     def _set_forms(self) -> None:
