@@ -26,10 +26,12 @@ from jaxinfer.config.geometry import (
     cache_bytes,
     plan_geometry,
 )
+from jaxinfer.config.memory_needs import loop_state_bytes
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.quantization import quantization_from
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.engine.arguments import default_params
+from jaxinfer.engine.checkpoint_text import end_ids, tokenizer_of
 from jaxinfer.engine.device import find_device
 from jaxinfer.engine.draft_model import DraftModel, by_leaf, open_draft
 from jaxinfer.engine.engine import Engine
@@ -43,9 +45,7 @@ from jaxinfer.errors import CapacityError, CheckpointError
 from jaxinfer.runner.compile import CompileLog, counted_compiles, use_compilation_cache
 from jaxinfer.runner.programs import Programs, compile_programs
 from jaxinfer.runner.runner import Runner
-from jaxinfer.sampling.slot_state import abstract_loop_state
 from jaxinfer.speculation.control import ModelDrafter, NgramDrafter
-from jaxinfer.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxinfer.text.tokenizer import Tokenizer, tokenizer_from_folder
 from pallas_kernels.dispatch import Platform
 
@@ -157,7 +157,7 @@ def _intake(
         vocab_size=checkpoint.config.vocab_size,
         max_model_len=geometry.max_model_len,
         tokenizer=tokenizer,
-        eos_token_ids=_eos_ids(checkpoint, tokenizer),
+        eos_token_ids=end_ids(checkpoint, tokenizer),
         seed=_seed(ask),
         max_logprobs=ask.max_logprobs,
     )
@@ -297,15 +297,7 @@ def _tokenizer(checkpoint: Checkpoint, other: str | Path | Tokenizer | None) -> 
                 "folder that has one, or pass a Tokenizer"
             )
         return found
-    if checkpoint.gguf_metadata is not None:
-        return tokenizer_from_gguf(checkpoint.gguf_metadata)
-    return tokenizer_from_folder(checkpoint.folder) if checkpoint.folder else None
-
-
-def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """The union of what config, generation_config (already in the config's) and tokenizer say."""
-    ids = checkpoint.config.eos_token_ids + (tokenizer.eos_token_ids if tokenizer else ())
-    return tuple(dict.fromkeys(ids))
+    return tokenizer_of(checkpoint)
 
 
 def _num_bytes(shapes: Any) -> int:
@@ -339,11 +331,10 @@ def _memory_plan(
     weights = _num_bytes(shapes)
     named: Mapping[str, Any] = programs.named()
     config, draft = models
-    state = abstract_loop_state(geometry.num_slots, config.vocab_size)
     plan = MemoryPlan(
         weights_bytes=weights,
         kv_cache_bytes=cache_bytes(config, geometry, draft),
-        state_bytes=_num_bytes(state),
+        state_bytes=loop_state_bytes(geometry.num_slots, config.vocab_size),
         temporary_bytes=max(p.memory_analysis().temp_size_in_bytes for p in named.values()),
         free_bytes=device.free_bytes,
         num_programs=len(named),

@@ -19,10 +19,10 @@ from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import DraftNeeds
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.speculative_config import SpeculativeConfig
+from jaxinfer.engine.checkpoint_text import end_ids, tokenizer_of
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.spec import Architecture, Leaf
-from jaxinfer.text.gguf_tokenizer import tokenizer_from_gguf
-from jaxinfer.text.tokenizer import Tokenizer, tokenizer_from_folder
+from jaxinfer.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def open_draft(
     other = checkpoint
     if wanted.model is not None:
         other = open_checkpoint(wanted.model, show_progress=show_progress)
-        check_vocabularies(checkpoint, tokenizer, other, _tokenizer_of(other))
+        check_vocabularies(checkpoint, tokenizer, other, tokenizer_of(other))
     storage = decide_storage(
         other, weights=ask.weights, quantization=wanted.quantization, platform=platform
     )
@@ -145,12 +145,6 @@ def _first_layers(config: ModelConfig, count: int | None) -> ModelConfig:
     )
 
 
-def _tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
-    if checkpoint.gguf_metadata is not None:
-        return tokenizer_from_gguf(checkpoint.gguf_metadata)
-    return tokenizer_from_folder(checkpoint.folder) if checkpoint.folder else None
-
-
 def check_vocabularies(
     model: Checkpoint,
     model_tokenizer: Tokenizer | None,
@@ -178,7 +172,7 @@ def check_vocabularies(
             f"{name} has another vocabulary: id {differing} is {texts[1]!r} there and {texts[0]!r} "
             "in the model; use a draft model with the same tokenizer"
         )
-    ends = _ends(model, model_tokenizer), _ends(draft, draft_tokenizer)
+    ends = sorted(end_ids(model, model_tokenizer)), sorted(end_ids(draft, draft_tokenizer))
     starts = model.config.bos_token_id, draft.config.bos_token_id
     for what, ours, theirs in (("EOS ids", *ends), ("BOS id", *starts)):
         if ours != theirs and None not in (ours, theirs):
@@ -196,8 +190,3 @@ def _first_difference(one: Tokenizer, other: Tokenizer) -> int | None:
     )
     every = ours.keys() | theirs.keys()
     return min((token for token in every if ours.get(token) != theirs.get(token)), default=None)
-
-
-def _ends(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> list[int]:
-    ids = checkpoint.config.eos_token_ids + (tokenizer.eos_token_ids if tokenizer else ())
-    return sorted(set(ids))

@@ -24,6 +24,7 @@ from jaxinfer.config.geometry import (
     PackedShare,
     cache_bytes,
 )
+from jaxinfer.config.memory_needs import loop_state_bytes
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.targets import GpuTarget, gpu_target
 from jaxinfer.errors import CheckpointError, UnsupportedError
@@ -318,8 +319,6 @@ def _plan(
     programs: tuple[ProgramPlan, ...],
     kernels: tuple[KernelPlan, ...],
 ) -> TargetPlan:
-    from jaxinfer.sampling.slot_state import abstract_loop_state
-
     config, geometry = engine.config, engine.geometry
     read, drafting = _read_bytes(engine)
     decode = [one for one in programs if one.name.startswith("decode_step")]
@@ -335,7 +334,7 @@ def _plan(
         read_weights_bytes=read,
         cache_bytes=cache_bytes(config, geometry, engine.draft),
         cached_tokens=(geometry.num_pages[0] - 1) * geometry.page_tokens,
-        state_bytes=_num_bytes(abstract_loop_state(geometry.num_slots, config.vocab_size)),
+        state_bytes=loop_state_bytes(geometry.num_slots, config.vocab_size),
         temporary_bytes=max((one.temporary_bytes for one in programs), default=None),
         decode=decode_loads(
             config, geometry, read, target.bandwidth_bytes_per_s, decode[-1] if decode else None

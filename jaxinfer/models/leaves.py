@@ -67,6 +67,14 @@ def norm(hf: str, gguf: str, size: int, *, hf_add: float = 0.0) -> Leaf:
     )
 
 
+def pre_norms(config: ModelConfig, layer: int, *, hf_add: float = 0.0) -> dict:
+    """The norms on what attention and mlp of one layer read."""
+    hf, gguf, width = f"model.layers.{layer}", f"blk.{layer}", config.hidden_size
+    attention = norm(f"{hf}.input_layernorm", f"{gguf}.attn_norm", width, hf_add=hf_add)
+    mlp = norm(f"{hf}.post_attention_layernorm", f"{gguf}.ffn_norm", width, hf_add=hf_add)
+    return {"attention_norm": attention, "mlp_norm": mlp}
+
+
 def attention_leaves(config: ModelConfig, layer: int, *, interleaved: bool = False) -> dict:
     """q, k, v and o of one layer. `interleaved`: GGUF keeps rotary pairs of q and k adjacent."""
     hf, gguf = f"model.layers.{layer}.self_attn", f"blk.{layer}.attn"

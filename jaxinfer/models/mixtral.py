@@ -14,8 +14,8 @@ from jaxinfer.models.leaves import (
     ExpertNames,
     attention_leaves,
     expert_leaves,
-    norm,
     outer_leaves,
+    pre_norms,
 )
 from jaxinfer.models.llama import LLAMA
 from jaxinfer.models.spec import Architecture
@@ -31,11 +31,9 @@ def mixtral_leaves(config: ModelConfig) -> dict:
 
 
 def _layer_leaves(config: ModelConfig, layer: int) -> dict:
-    hf, gguf, width = f"model.layers.{layer}", f"blk.{layer}", config.hidden_size
     return {
-        "attention_norm": norm(f"{hf}.input_layernorm", f"{gguf}.attn_norm", width),
+        **pre_norms(config, layer),
         **attention_leaves(config, layer, interleaved=True),
-        "mlp_norm": norm(f"{hf}.post_attention_layernorm", f"{gguf}.ffn_norm", width),
         **expert_leaves(config, layer, _NAMES),
     }
 

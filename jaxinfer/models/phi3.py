@@ -10,7 +10,7 @@ from typing import Any
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.layers.weights import Weight
 from jaxinfer.models.layer_kinds import layer_windows
-from jaxinfer.models.leaves import attention_leaves, mlp_leaves, norm, outer_leaves
+from jaxinfer.models.leaves import attention_leaves, mlp_leaves, outer_leaves, pre_norms
 from jaxinfer.models.spec import Architecture
 from jaxinfer.models.transformer import forward
 
@@ -22,13 +22,12 @@ def phi3_leaves(config: ModelConfig) -> dict:
 
 
 def _layer_leaves(config: ModelConfig, layer: int) -> dict:
-    hf, gguf, width = f"model.layers.{layer}", f"blk.{layer}", config.hidden_size
+    hf, gguf = f"model.layers.{layer}", f"blk.{layer}"
     attention, mlp = attention_leaves(config, layer), mlp_leaves(config, layer)
     return {
-        "attention_norm": norm(f"{hf}.input_layernorm", f"{gguf}.attn_norm", width),
+        **pre_norms(config, layer),
         **attention,
         **_fused(attention, "qkv", f"{hf}.self_attn.qkv_proj", f"{gguf}.attn_qkv"),
-        "mlp_norm": norm(f"{hf}.post_attention_layernorm", f"{gguf}.ffn_norm", width),
         **mlp,
         **_fused(mlp, ("gate", "up"), f"{hf}.mlp.gate_up_proj", f"{gguf}.ffn_up"),
     }

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.models.layer_kinds import upper_windows
-from jaxinfer.models.leaves import attention_leaves, mlp_leaves, norm, outer_leaves
+from jaxinfer.models.leaves import attention_leaves, mlp_leaves, outer_leaves, pre_norms
 from jaxinfer.models.spec import Architecture
 from jaxinfer.models.transformer import forward
 
@@ -29,11 +29,9 @@ def qwen2_leaves(config: ModelConfig) -> dict:
 
 
 def _layer_leaves(config: ModelConfig, layer: int) -> dict:
-    hf, gguf, width = f"model.layers.{layer}", f"blk.{layer}", config.hidden_size
     return {
-        "attention_norm": norm(f"{hf}.input_layernorm", f"{gguf}.attn_norm", width),
+        **pre_norms(config, layer),
         **attention_leaves(config, layer),
-        "mlp_norm": norm(f"{hf}.post_attention_layernorm", f"{gguf}.ffn_norm", width),
         **mlp_leaves(config, layer),
     }
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.models.layer_kinds import upper_windows
-from jaxinfer.models.leaves import attention_leaves, mlp_leaves, norm, outer_leaves
+from jaxinfer.models.leaves import attention_leaves, mlp_leaves, norm, outer_leaves, pre_norms
 from jaxinfer.models.qwen2 import QWEN_DEFAULTS
 from jaxinfer.models.spec import Architecture
 from jaxinfer.models.transformer import forward
@@ -24,13 +24,12 @@ def qwen3_leaves(config: ModelConfig) -> dict:
 
 def qwen3_attention_leaves(config: ModelConfig, layer: int) -> dict:
     """One layer without its mlp: both norms, and attention with a norm for q and k."""
-    hf, gguf, width = f"model.layers.{layer}", f"blk.{layer}", config.hidden_size
+    hf, gguf = f"model.layers.{layer}", f"blk.{layer}"
     return {
-        "attention_norm": norm(f"{hf}.input_layernorm", f"{gguf}.attn_norm", width),
+        **pre_norms(config, layer),
         **attention_leaves(config, layer),
         "q_norm": norm(f"{hf}.self_attn.q_norm", f"{gguf}.attn_q_norm", config.head_dim),
         "k_norm": norm(f"{hf}.self_attn.k_norm", f"{gguf}.attn_k_norm", config.head_dim),
-        "mlp_norm": norm(f"{hf}.post_attention_layernorm", f"{gguf}.ffn_norm", width),
     }
 
 

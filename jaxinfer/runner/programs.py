@@ -3,6 +3,7 @@
 Knows which functions there are and their shapes; runs none of them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -54,13 +55,11 @@ class Programs:
 
     def named(self) -> dict[str, Any]:
         """All of them by a name for reports."""
-        return (
-            {f"prefill_step R={rows}": program for rows, program in self.prefill.items()}
-            | {f"decode_step W={width}": program for width, program in self.decode.items()}
-            | {f"draft_step W={width}": program for width, program in self.draft.items()}
-            | {f"verify_step W={width}": program for width, program in self.verify.items()}
-            | {f"{name}_step": program for name, program in self.small.items()}
-        )
+        kinds = ("prefill", "decode", "draft", "verify")
+        steps = {
+            (kind, rows): program for kind in kinds for rows, program in getattr(self, kind).items()
+        }
+        return _named(steps, self.small)
 
 
 def compile_programs(
@@ -75,20 +74,19 @@ def compile_programs(
 
     draft: of the model that drafts, whose parameters are under "draft"; None without one.
     """
-    small = _small_sources(params, config, geometry, draft)
     steps = _step_sources(params, config, geometry, draft)
-    sources = small | {f"{kind} {rows}": source for (kind, rows), source in steps.items()}
-    compiled = compile_side_by_side(sources, show_progress=show_progress)
+    small = _small_sources(params, config, geometry, draft)
+    compiled = compile_side_by_side(_named(steps, small), show_progress=show_progress)
 
     def of_kind(kind: str) -> dict[int, Any]:
-        return {rows: compiled[f"{kind} {rows}"] for one, rows in steps if one == kind}
+        return {rows: compiled[_step_name(kind, rows)] for one, rows in steps if one == kind}
 
     return Programs(
         prefill=of_kind("prefill"),
         decode=of_kind("decode"),
         draft=of_kind("draft"),
         verify=of_kind("verify"),
-        small={name: compiled[name] for name in small},
+        small={name: compiled[f"{name}_step"] for name in small},
     )
 
 
@@ -96,12 +94,19 @@ def program_sources(
     params: Any, config: ModelConfig, geometry: Geometry, draft: ModelConfig | None = None
 ) -> dict[str, ProgramSource]:
     """What `compile_programs` compiles, by the names of `Programs.named`."""
-    steps = _step_sources(params, config, geometry, draft)
-    small = _small_sources(params, config, geometry, draft)
-    return {
-        f"{kind}_step {'R' if kind == 'prefill' else 'W'}={rows}": source
-        for (kind, rows), source in steps.items()
-    } | {f"{name}_step": source for name, source in small.items()}
+    return _named(
+        _step_sources(params, config, geometry, draft),
+        _small_sources(params, config, geometry, draft),
+    )
+
+
+def _named(steps: Mapping[tuple[str, int], Any], small: Mapping[str, Any]) -> dict[str, Any]:
+    named = {_step_name(*key): one for key, one in steps.items()}
+    return named | {f"{name}_step": one for name, one in small.items()}
+
+
+def _step_name(kind: str, rows: int) -> str:
+    return f"{kind}_step {'R' if kind == 'prefill' else 'W'}={rows}"
 
 
 def _step_sources(

@@ -12,9 +12,8 @@ from jaxinfer.scheduler.drafting import DraftCounts
 from jaxinfer.scheduler.request import Request
 from jaxinfer.speculation.ngram import ngram_drafts
 
-ACCEPTED_THAT_PAY = (
-    0.7  # accepted tokens a verify step, on average: below, it costs more than it gives
-)
+# Accepted tokens a verify step, on average: below, it costs more than it gives.
+ACCEPTED_THAT_PAY = 0.7
 PROBE_EVERY = 24  # steps of a request between drafts that are only tried
 FIRST_TRIES = 4  # drafts of a request by a model before its average says anything
 NEW_SHARE = 0.25  # weight of the newest step in the average
