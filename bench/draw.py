@@ -28,7 +28,7 @@ from jaxinfer.config.sampling_params import SamplingParams  # noqa: E402
 from jaxinfer.sampling.draw import draw, pack  # noqa: E402
 from jaxinfer.sampling.logits import SamplingRows  # noqa: E402
 from jaxinfer.sampling.noise import gumbel_noise  # noqa: E402
-from jaxinfer.sampling.slot_state import abstract_loop_state  # noqa: E402
+from jaxinfer.sampling.slot_state import init_loop_state  # noqa: E402
 from jaxinfer.scheduler.request import Request  # noqa: E402
 from jaxinfer.scheduler.sampling_rows import SlotSampling  # noqa: E402
 
@@ -77,9 +77,7 @@ def drawing(params: dict[str, Any], scale: float, options: argparse.Namespace) -
     made = np.random.default_rng(0).normal(size=(count, size))
     logits = jnp.asarray(scale * made, jnp.float32)
     rows = jax.tree.map(jnp.asarray, sampling_rows(params, count))
-    state = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_loop_state(count, size)
-    )
+    state = init_loop_state(count, size)
     positions, slots = jnp.arange(count, dtype=jnp.int32), jnp.arange(count, dtype=jnp.int32)
     program = jax.jit(lambda *operands: pack(draw(*operands)))
     return lambda: program(logits, rows, positions, state, slots)

@@ -22,15 +22,13 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from features import digest, generate, warm_up  # noqa: E402  (a script's neighbours)
+from features import digest, generate, summarize, warm_up  # noqa: E402  (a script's neighbours)
 from variants import (  # noqa: E402
     Variant,
     add_arguments,
     choose,
     device_facts,
     markdown_table,
-    medians,
-    ratios,
     run_rounds,
 )
 from workload import load_workload  # noqa: E402
@@ -120,36 +118,11 @@ class Bench:
 
 
 def drafting(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """What was drafted, accepted and spent between two snapshots."""
-    made = {
-        name: after[f"spec_decode_{name}"] - before[f"spec_decode_{name}"]
-        for name in (
-            *("num_drafts", "num_draft_tokens", "num_accepted_tokens"),
-            *("draft_seconds", "verify_seconds"),
-        )
-    }
-    drafts, accepted = made["num_drafts"], made["num_accepted_tokens"]
-    return {
-        "acceptance_rate": round(accepted / max(1, made["num_draft_tokens"]), 3),
-        "mean_acceptance_length": round(1 + accepted / drafts, 2) if drafts else 0.0,
-        "draft_seconds": round(made["draft_seconds"], 2),
-        "verify_seconds": round(made["verify_seconds"], 2),
-        "estimated_gain": round(after["spec_decode_estimated_gain"], 2),
-    }
+    """What was drafted, accepted and spent between two snapshots; zeros where nothing was."""
+    from jaxinfer.jobs.bench import drafted_between
 
-
-def summarize(
-    variants: Sequence[Variant], results: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> dict[str, Any]:
-    """Medians by variant, ratios of tokens/s by round, and whether all gave the same tokens."""
-    ran = [one for rounds in results.values() for one in rounds]
-    return {
-        "same_tokens": len({one["digest"] for one in ran}) == 1,
-        "variants": {
-            one.name: {**medians(results[one.name]), **ratios(one, results, "tokens_per_s")}
-            for one in variants
-        },
-    }
+    found = drafted_between(before, after)
+    return {name: round(found.get(name, 0.0), 3) for name in COLUMNS}
 
 
 def speculation_table(summary: Mapping[str, Any]) -> str:

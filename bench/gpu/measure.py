@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 # Relative error of a norm against float64 that an op may have, by what it computes in.
-TOLERANCES = {"bfloat16": 1e-2, "float32": 1e-2}
+TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Row:
 
     @property
     def is_good(self) -> bool:
-        return self.error is None or self.error <= TOLERANCES["bfloat16"]
+        return self.error is None or self.error <= TOLERANCE
 
 
 @dataclass(slots=True)

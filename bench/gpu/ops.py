@@ -1,4 +1,7 @@
-"""Every op with kernels: checked against float64 on fresh data and timed, XLA beside Pallas."""
+"""Ops checked against float64 on fresh data and timed, XLA beside Pallas.
+
+All ops with kernels but `grouped_matmul`.
+"""
 
 import functools
 import math

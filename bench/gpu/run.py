@@ -1,4 +1,4 @@
-"""What one GPU gives: every op checked against float64 and timed, XLA beside Pallas, whole steps.
+"""What one GPU gives: ops checked against float64 and timed, XLA beside Pallas, and whole steps.
 
 `python bench/gpu/run.py` on an H200 takes less than eight minutes and writes JSON and a Markdown
 table into bench/results/. `--tiny` runs every part with small shapes, on a CPU too (kernels are

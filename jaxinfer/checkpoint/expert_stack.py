@@ -4,7 +4,7 @@ Knows how a stack's tensors may be named and cut (`models.spec.ExpertStack`); wh
 made of is its own source's business.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -140,7 +140,13 @@ def _one_by_one(
 ) -> list[LeafSource]:
     shape, infos = (leaf.shape[1], leaf.shape[2]), tensors.infos
     found: list[LeafSource] = []
-    missing = [name for name in names if not _is_there(name, infos)]
+    layers = [name.removesuffix(".weight") for name in names]
+    matrices = [quant_format.matrix(one, shape) if quant_format else None for one in layers]
+    missing = [
+        name
+        for name, matrix in zip(names, matrices, strict=True)
+        if matrix is None and name not in infos
+    ]
     if missing:
         raise CheckpointError(
             f"{tensors.files[0].parent} lacks {len(missing)} of the {len(names)} experts that its "
@@ -148,16 +154,8 @@ def _one_by_one(
             f"{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}; fetch it again, or "
             "mend the number of experts in the config"
         )
-    for name in names:
-        matrix = quant_format.matrix(name.removesuffix(".weight"), shape) if quant_format else None
+    for name, matrix in zip(names, matrices, strict=True):
         if matrix is None:
             check_plain(infos[name], shape)
         found.append(matrix or PlainTensor(info=infos[name], source=tensors))
     return found
-
-
-def _is_there(name: str, infos: Mapping[str, TensorInfo]) -> bool:
-    """The matrix, plain or of a quantized format: any tensor of its layer."""
-    layer = name.removesuffix("weight")
-    endings = ("weight", "qweight", "weight_packed", "weight_scale")
-    return any(layer + ending in infos for ending in endings)

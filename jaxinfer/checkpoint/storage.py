@@ -104,7 +104,7 @@ def storage_without_weights(
     """
     leaves = jax.tree.leaves(architecture.leaves(config))
     return _storage(
-        {leaf: _AbsentTensor(leaf) for leaf in leaves},
+        {leaf: _absent(leaf) for leaf in leaves},
         weights=weights,
         quantization=quantization,
         platform=platform,
@@ -113,12 +113,20 @@ def storage_without_weights(
     )
 
 
-class _AbsentTensor(FloatMatrix):
+def _absent(leaf: Leaf) -> Source:
     """What would fill a leaf, had the checkpoint weights."""
+    if leaf.stack is None:
+        return _AbsentTensor(leaf.hf, leaf.shape)
+    names = [leaf.stack.hf_each.format(expert=expert) for expert in range(leaf.shape[0])]
+    return StackedMatrices([_AbsentTensor(name, leaf.shape[1:]) for name in names])
 
-    def __init__(self, leaf: Leaf) -> None:
-        self.name, self.file, self.shape = leaf.hf, Path(), leaf.shape
-        self.num_bytes, self.tensors = 0, frozenset({leaf.hf})
+
+class _AbsentTensor(FloatMatrix):
+    """One tensor of it."""
+
+    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
+        self.name, self.file, self.shape = name, Path(), shape
+        self.num_bytes, self.tensors = 0, frozenset({name})
 
     def read_floats(self, start: int, stop: int) -> np.ndarray:
         raise AssertionError(f"{self.name} was planned without weights")

@@ -46,10 +46,9 @@ class Geometry:
     each group that are swapped at once, 0 where none ever are. draft_tokens (J), 0 without
     speculation; verify_widths: rows of each verify program, ascending; draft_layer_groups: the
     cache group of each layer of a draft model that has pages of its own. kv_dtype: a name of
-    `KV_CACHE_DTYPES` but "auto". kv_scales: of an fp8 cache, for each layer of
-    `cache_groups` the fixed scales of its keys and of its values, one or one a kv head; empty where
-    all are 1. expert_kernel: as
-    `layers.moe.moe` takes it.
+    `KV_CACHE_DTYPES` but "auto". kv_scales: of an fp8 cache, for each layer of `cache_groups` the
+    fixed scales of its keys and of its values, one or one a kv head; empty where all are 1.
+    norm_kernel, expert_kernel: as `layers.norm` and `layers.moe` take them.
     """
 
     max_model_len: int
@@ -95,6 +94,11 @@ class Geometry:
         """Dtypes of the arrays that hold keys and values."""
         key, value = (array_dtype(kind, as_bits=self.pages_hold_bits) for kind in self.page_kinds)
         return key, value
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that the pool of the first cache group holds."""
+        return (self.num_pages[0] - 1) * self.page_tokens
 
     @property
     def cache_groups(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from jaxinfer.checkpoint.load import abstract_params, load_params
+from jaxinfer.checkpoint.load import load_params
 from jaxinfer.checkpoint.storage import Storage, decide_storage
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import (
@@ -40,6 +40,7 @@ from jaxinfer.engine.kernels import decide_kernels, kernels_of_weights
 from jaxinfer.engine.kv_scales import ONES, LayerScales, fixed_kv_scales
 from jaxinfer.engine.memory_plan import MemoryPlan
 from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.parameter_shapes import num_bytes, parameter_shapes, read_bytes
 from jaxinfer.engine.trace import open_timeline
 from jaxinfer.errors import CapacityError, CheckpointError
 from jaxinfer.runner.compile import CompileLog, counted_compiles, use_compilation_cache
@@ -91,12 +92,11 @@ def build_engine(
     text = _tokenizer(checkpoint, tokenizer)
     draft = open_draft(ask, checkpoint, text, device.platform, show_progress=show_progress)
     drafting = draft.config if draft else None
-    needs = draft.needs if draft else NO_DRAFTS
-    geometry = decide_geometry(ask, config, device, storage.share, drafts=needs)
-    geometry = replace(geometry, kv_scales=_kv_scales(geometry, checkpoint, draft))
+    geometry = _geometry(ask, checkpoint, device, storage, draft)
     defaults = default_params(checkpoint.generation_config, wanted=ask.use_generation_config)
-    shapes = kernels_of_weights(_shapes(checkpoint, geometry, storage, draft), ask, geometry)
-    _check_room(ask, _num_bytes(shapes), cache_bytes(config, geometry, drafting), device)
+    shapes = parameter_shapes(config, checkpoint.architecture, storage, geometry, draft)
+    shapes = kernels_of_weights(shapes, ask, geometry)
+    _check_room(ask, num_bytes(shapes), cache_bytes(config, geometry, drafting), device)
     with counted_compiles(compiles or CompileLog()):
         programs = compile_programs(shapes, config, geometry, drafting, show_progress=show_progress)
     memory = _memory_plan(ask, shapes, programs, (config, drafting), geometry, device)
@@ -109,12 +109,24 @@ def build_engine(
         ask=ask,
         intake=intake,
         runner=runner,
-        drafter=_drafter(ask, geometry, drafting, shapes),
+        drafter=_drafter(ask, geometry, (config, drafting), shapes),
         metrics=metrics,
         timeline=timeline,
     )
     parts = {"checkpoint": checkpoint, "geometry": geometry, "memory": memory}
     return Built(engine=engine, default_params=defaults, **parts)
+
+
+def _geometry(
+    ask: EngineConfig,
+    checkpoint: Checkpoint,
+    device: Device,
+    storage: Storage,
+    draft: DraftModel | None,
+) -> Geometry:
+    needs = draft.needs if draft else NO_DRAFTS
+    geometry = decide_geometry(ask, checkpoint.config, device, storage.share, drafts=needs)
+    return replace(geometry, kv_scales=_kv_scales(geometry, checkpoint, draft))
 
 
 def _kv_scales(
@@ -132,22 +144,6 @@ def _kv_scales(
     if not any(scales for scales, _ in parts):
         return ()
     return tuple(layer for scales, count in parts for layer in scales or ONES * count)
-
-
-def _shapes(
-    checkpoint: Checkpoint, geometry: Geometry, storage: Storage, draft: DraftModel | None
-) -> Any:
-    shapes = abstract_params(
-        checkpoint.config,
-        checkpoint.architecture,
-        geometry.weight_dtype,
-        storage.packed,
-        round_inputs=storage.round_inputs,
-    )
-    if draft is None:
-        return shapes
-    leaves = by_leaf(checkpoint.architecture, checkpoint.config, shapes)
-    return shapes | {"draft": draft.abstract(leaves, geometry.weight_dtype)}
 
 
 def _intake(
@@ -170,15 +166,18 @@ def _seed(ask: EngineConfig) -> int:
 
 
 def _drafter(
-    ask: EngineConfig, geometry: Geometry, draft: ModelConfig | None, shapes: Any
+    ask: EngineConfig,
+    geometry: Geometry,
+    models: tuple[ModelConfig, ModelConfig | None],
+    shapes: Any,
 ) -> NgramDrafter | ModelDrafter | None:
     if ask.speculative_config is None or not geometry.verify_widths:
         return None
-    widest = geometry.verify_widths[-1]
+    widest, (config, draft) = geometry.verify_widths[-1], models
     if draft is None:
         return NgramDrafter(ask.speculative_config, widest)
-    model = {name: part for name, part in shapes.items() if name != "draft"}
-    cost = _num_bytes(shapes["draft"]) / _num_bytes(model)
+    decoding, drafting = read_bytes(shapes, config, draft, geometry)
+    cost = drafting / decoding
     drafter = ModelDrafter(
         ask.speculative_config, widest, max_position=draft.max_position, cost=cost
     )
@@ -300,12 +299,6 @@ def _tokenizer(checkpoint: Checkpoint, other: str | Path | Tokenizer | None) -> 
     return tokenizer_of(checkpoint)
 
 
-def _num_bytes(shapes: Any) -> int:
-    """What the model and what drafts for it share counts once."""
-    different = {id(leaf): leaf for leaf in jax.tree.leaves(shapes)}
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in different.values())
-
-
 def _what_to_lower(ask: EngineConfig) -> str:
     settings = "max_num_seqs, max_model_len, gpu_memory_utilization or num_gpu_blocks_override"
     return settings + (", or leave out speculative_config" if ask.speculative_config else "")
@@ -328,7 +321,7 @@ def _memory_plan(
     geometry: Geometry,
     device: Device,
 ) -> MemoryPlan:
-    weights = _num_bytes(shapes)
+    weights = num_bytes(shapes)
     named: Mapping[str, Any] = programs.named()
     config, draft = models
     plan = MemoryPlan(
@@ -340,7 +333,7 @@ def _memory_plan(
         num_programs=len(named),
         num_slots=geometry.num_slots,
         max_model_len=geometry.max_model_len,
-        cached_tokens=(geometry.num_pages[0] - 1) * geometry.page_tokens,
+        cached_tokens=geometry.cached_tokens,
     )
     if plan.needed_bytes > device.free_bytes:
         raise CapacityError(

@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import jax
+
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import Geometry
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import ConfigError
 from jaxinfer.layers.expert_rounds import choose_expert_kernel
 from jaxinfer.layers.matmul_kernels import with_kernels
+from jaxinfer.models.registry import architecture_named
 from pallas_kernels.dispatch import Platform, current_platform
 from pallas_kernels.paged_attention import resolve_implementation as resolve_attention
 from pallas_kernels.rms_norm import resolve_implementation as resolve_norm
@@ -79,8 +82,10 @@ def _refused_kernels(ask: EngineConfig) -> Iterator[None]:
         raise ConfigError(f"kernels={ask.kernels!r}: {error}") from error
 
 
-def _normed_sizes(model: ModelConfig) -> tuple[int, ...]:
-    return (model.hidden_size, *((model.head_dim,) if model.qk_norm else ()))
+def _normed_sizes(model: ModelConfig) -> list[int]:
+    """Lengths of the rows that a model norms: its width, and those of queries and keys."""
+    leaves = jax.tree.leaves(architecture_named(model.architecture).leaves(model))
+    return [leaf.shape[0] for leaf in leaves if leaf.role == "norm"]
 
 
 def _of_all(kernels: Iterable[str]) -> str:

@@ -50,8 +50,8 @@ def plot_results(output: str | Path) -> Any:
     Raises:
         ConfigError: matplotlib is not installed, or no such output.
     """
-    served = [_Figures.of(one) for one in read_results(output) if one.error is None]
     pyplot = _import_pyplot()
+    served = [_Figures.of(one) for one in read_results(output) if one.error is None]
     figure, axes = pyplot.subplots(2, 3, figsize=(12, 6), layout="constrained")
     pyplot.close(figure)  # a notebook shows what a cell returns, and would show it twice
     for axis, (name, label) in zip(axes[0], _LATENCIES, strict=True):

@@ -104,7 +104,7 @@ def _measure(llm: "LLM", requests: Sequence[BenchRequest], concurrency: int) -> 
     return {
         **statistics.summary(seconds),
         "requests_per_s": len(requests) / seconds,
-        "speculation": _speculation(before, llm.get_metrics()),
+        "speculation": drafted_between(before, llm.get_metrics()),
     }
 
 
@@ -116,7 +116,7 @@ def _served(task: "Task") -> "RequestOutput":
     return output
 
 
-def _speculation(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+def drafted_between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """What was drafted between two snapshots; empty where nothing was."""
 
     def made(name: str) -> float:

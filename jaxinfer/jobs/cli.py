@@ -198,7 +198,7 @@ def plan(
     if not plan_and_report(
         model, target, engine, compile_programs=compile_programs, as_json=as_json
     ):
-        raise typer.Exit(1)
+        raise typer.Exit(FAILURE_EXIT)
 
 
 @app.command()

@@ -139,10 +139,10 @@ class _Counter:
         if line.opcode in ("call", "while") or line.opcode.endswith("-start") and line.called:
             return sum(map(self.of_computation, line.called), Traffic())
         if line.opcode == "fusion":
-            return Traffic(num_bytes=self._of_fusion(line, lines))
+            return Traffic(num_bytes=self._of_fusion(line))
         return self._of_plain(line, lines)
 
-    def _of_fusion(self, line: Instruction, lines: Computation) -> int:
+    def _of_fusion(self, line: Instruction) -> int:
         inner = self.program.computations[line.called[0]]
         parameters = [one for one in inner.values() if one.opcode == "parameter"]
         read = sum(_read_bytes(one, inner) for one in parameters)

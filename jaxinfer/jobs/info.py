@@ -12,6 +12,7 @@ from rich.table import Table
 
 from jaxinfer.config.engine_config import engine_config
 from jaxinfer.config.geometry import (
+    NO_DRAFTS,
     Device,
     Geometry,
     cache_bytes,
@@ -23,6 +24,7 @@ from jaxinfer.errors import CapacityError, CheckpointError, UnsupportedError
 if TYPE_CHECKING:
     from jaxinfer.checkpoint.checkpoint import Checkpoint
     from jaxinfer.checkpoint.storage import Storage
+    from jaxinfer.engine.draft_model import DraftModel
 
 Section = dict[str, Any]
 
@@ -51,16 +53,20 @@ def describe_model(model: str, **engine_options: Any) -> ModelInfo:
     ask = engine_config(**engine_options)
     from jaxinfer.checkpoint.checkpoint import open_checkpoint
     from jaxinfer.engine.build import decide_geometry, storage_for
+    from jaxinfer.engine.checkpoint_text import tokenizer_of
     from jaxinfer.engine.device import find_device
+    from jaxinfer.engine.draft_model import open_draft
 
     checkpoint = open_checkpoint(model)
     device, plan, obstacle = find_device(), {}, None
     try:
         storage = storage_for(ask, checkpoint, device)
-        geometry = decide_geometry(ask, checkpoint.config, device, storage.share)
-        plan = describe_plan(checkpoint.config, geometry) | describe_weights(
-            checkpoint, storage, geometry
-        )
+        text = tokenizer_of(checkpoint) if ask.speculative_config else None
+        draft = open_draft(ask, checkpoint, text, device.platform, show_progress=False)
+        needs = draft.needs if draft else NO_DRAFTS
+        geometry = decide_geometry(ask, checkpoint.config, device, storage.share, drafts=needs)
+        plan = describe_plan(checkpoint.config, geometry, needs.model)
+        plan |= describe_weights(checkpoint, storage, geometry, draft)
     except (CapacityError, CheckpointError, UnsupportedError) as error:
         obstacle = str(error)
     return ModelInfo(
@@ -118,16 +124,20 @@ def describe_device(device: Device) -> Section:
     return {"platform": device.platform, "free_bytes": device.free_bytes}
 
 
-def describe_plan(config: ModelConfig, geometry: Geometry) -> Section:
-    """What an engine would be made of; the KV cache grows by kv_bytes_a_token."""
-    token = kv_token_bytes(config, geometry.page_kinds) * config.num_layers
+def describe_plan(config: ModelConfig, geometry: Geometry, draft: ModelConfig | None) -> Section:
+    """What an engine would be made of; the KV cache grows by kv_bytes_a_token.
+
+    draft: a draft model with pages of its own.
+    """
+    models = (config,) if draft is None else (config, draft)
+    token = sum(kv_token_bytes(one, geometry.page_kinds) * one.num_layers for one in models)
     return {
         "weight_dtype": geometry.weight_dtype,
         "activation_dtype": geometry.activation_dtype,
         "kv_dtype": geometry.kv_dtype,
         "attention": geometry.attention_kernel,
         "kv_bytes_a_token": token,
-        "kv_cache_bytes": cache_bytes(config, geometry),
+        "kv_cache_bytes": cache_bytes(config, geometry, draft),
         "max_model_len": geometry.max_model_len,
         "slots": geometry.num_slots,
         "page_tokens": geometry.page_tokens,
@@ -141,19 +151,18 @@ def describe_plan(config: ModelConfig, geometry: Geometry) -> Section:
     }
 
 
-def describe_weights(checkpoint: "Checkpoint", storage: "Storage", geometry: Geometry) -> Section:
-    """In which form the weights would run, why, and their bytes."""
-    import jax
+def describe_weights(
+    checkpoint: "Checkpoint", storage: "Storage", geometry: Geometry, draft: "DraftModel | None"
+) -> Section:
+    """In which form the weights would run, why, and their bytes; those of what drafts are in it."""
+    from jaxinfer.engine.parameter_shapes import num_bytes, parameter_shapes
 
-    from jaxinfer.checkpoint.load import abstract_params
-
-    shapes = abstract_params(
-        checkpoint.config, checkpoint.architecture, geometry.weight_dtype, storage.packed
-    )
+    config, architecture = checkpoint.config, checkpoint.architecture
+    shapes = parameter_shapes(config, architecture, storage, geometry, draft)
     return {
         "weights": f"{storage.form}: {storage.reason}",
         "packed_matrices": len(storage.packed),
-        "weight_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes)),
+        "weight_bytes": num_bytes(shapes),
     }
 
 

@@ -22,13 +22,12 @@ _DUMP_FOLDER = "MOSAIC_GPU_DUMP_TO"  # read by the compiler, for as long as it r
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallReport:
     """What a call is on the GPU. kernels: those written for it; num_launches: all of them, XLA's
-    included. moved_bytes: read and written, operands that are pages aside, of which
-    num_page_operands are read through a table. temporary_bytes: held beside the arguments."""
+    included. moved_bytes: read and written, operands that are pages aside. temporary_bytes: held
+    beside the arguments."""
 
     kernels: tuple[KernelPlan, ...]
     num_launches: int
     moved_bytes: int
-    num_page_operands: int
     temporary_bytes: int
 
 
@@ -56,7 +55,6 @@ def report_call(
         kernels=kernels,
         num_launches=program.num_launches,
         moved_bytes=traffic.num_bytes,
-        num_page_operands=len(traffic.page_reads),
         temporary_bytes=executable.memory_analysis().temp_size_in_bytes,
     )
 

@@ -18,10 +18,8 @@ from typing import Any
 from jaxinfer.config.engine_config import EngineConfig, engine_config
 from jaxinfer.config.geometry import (
     NO_DRAFTS,
-    NOTHING_PACKED,
     Device,
     Geometry,
-    PackedShare,
     cache_bytes,
 )
 from jaxinfer.config.memory_needs import loop_state_bytes
@@ -93,22 +91,6 @@ def plan_target(
     return _plan(str(model), engine, target, programs, kernels)
 
 
-def target_geometry(
-    config: ModelConfig,
-    target: GpuTarget,
-    *,
-    packed: PackedShare = NOTHING_PACKED,
-    **engine_options: Any,
-) -> Geometry:
-    """What an engine would decide on the target, its kernels included."""
-    from jaxinfer.engine.build import decide_geometry
-    from pallas_kernels.dispatch import Platform
-
-    platform = Platform(kind="gpu", compute_capability=target.compute_capability)
-    ask = engine_config(**engine_options)
-    return decide_geometry(ask, config, _device(target), packed, platform=platform)
-
-
 def _device(target: GpuTarget) -> Device:
     return Device(platform="gpu", free_bytes=target.memory_bytes - RESERVED_BYTES)
 
@@ -121,9 +103,8 @@ def _refuse_without_compiler(target: GpuTarget) -> None:
 
 
 def decide_engine(model: str | Path, ask: EngineConfig, target: GpuTarget) -> PlannedEngine:
-    from jaxinfer.checkpoint.load import abstract_params
     from jaxinfer.engine.build import decide_geometry, kernels_of_weights
-    from jaxinfer.engine.draft_model import by_leaf
+    from jaxinfer.engine.parameter_shapes import parameter_shapes
     from pallas_kernels.dispatch import Platform
 
     config, architecture, storage = _storage(model, ask, target)
@@ -137,16 +118,7 @@ def decide_engine(model: str | Path, ask: EngineConfig, target: GpuTarget) -> Pl
         platform=platform,
         drafts=draft.needs if draft else NO_DRAFTS,
     )
-    params = abstract_params(
-        config,
-        architecture,
-        geometry.weight_dtype,
-        storage.packed,
-        round_inputs=storage.round_inputs,
-    )
-    if draft is not None:
-        leaves = by_leaf(architecture, config, params)
-        params = params | {"draft": draft.abstract(leaves, geometry.weight_dtype)}
+    params = parameter_shapes(config, architecture, storage, geometry, draft)
     params = kernels_of_weights(params, ask, geometry, platform)
     kept = f"{len(storage.packed)} matrices packed" if storage.packed else geometry.weight_dtype
     return PlannedEngine(
@@ -319,8 +291,10 @@ def _plan(
     programs: tuple[ProgramPlan, ...],
     kernels: tuple[KernelPlan, ...],
 ) -> TargetPlan:
+    from jaxinfer.engine.parameter_shapes import num_bytes, read_bytes
+
     config, geometry = engine.config, engine.geometry
-    read, drafting = _read_bytes(engine)
+    read, drafting = read_bytes(engine.params, config, engine.draft, geometry)
     decode = [one for one in programs if one.name.startswith("decode_step")]
     return TargetPlan(
         model=model,
@@ -330,10 +304,10 @@ def _plan(
         bandwidth_bytes_per_s=target.bandwidth_bytes_per_s,
         settings={k: v for k, v in asdict(geometry).items() if not k.endswith("layer_groups")},
         weights=engine.weights,
-        weights_bytes=_num_bytes(engine.params),
+        weights_bytes=num_bytes(engine.params),
         read_weights_bytes=read,
         cache_bytes=cache_bytes(config, geometry, engine.draft),
-        cached_tokens=(geometry.num_pages[0] - 1) * geometry.page_tokens,
+        cached_tokens=geometry.cached_tokens,
         state_bytes=loop_state_bytes(geometry.num_slots, config.vocab_size),
         temporary_bytes=max((one.temporary_bytes for one in programs), default=None),
         decode=decode_loads(
@@ -343,21 +317,6 @@ def _plan(
         kernels=kernels,
         drafts=_draft_plan(programs, read, drafting, geometry) if geometry.draft_tokens else None,
     )
-
-
-def _read_bytes(engine: PlannedEngine) -> tuple[int, int]:
-    """Weights that a decode step reads, and those that drafting a token reads."""
-
-    def read(params: Any, config: ModelConfig) -> int:
-        unread = ("draft",) if config.tie_embeddings else ("draft", "embedding")
-        return _num_bytes({name: part for name, part in params.items() if name not in unread})
-
-    model = read(engine.params, engine.config)
-    if engine.draft is None:
-        return model, 0
-    drafting = read(engine.params["draft"], engine.draft)
-    # A draft model with pages of its own runs in every step.
-    return model + (drafting if engine.geometry.draft_layer_groups else 0), drafting
 
 
 def _draft_plan(
@@ -379,11 +338,3 @@ def _draft_plan(
             num_drafts=geometry.draft_tokens,
         ),
     )
-
-
-def _num_bytes(shapes: Any) -> int:
-    """What the model and what drafts for it share counts once."""
-    import jax
-
-    different = {id(leaf): leaf for leaf in jax.tree.leaves(shapes)}
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in different.values())

@@ -170,7 +170,7 @@ def decode_loads(
 
     Where the pool does not hold all slots at a context, as many rows as it holds.
     """
-    pool = (geometry.num_pages[0] - 1) * geometry.page_tokens
+    pool = geometry.cached_tokens
     longest = geometry.max_model_len
     contexts = sorted({max(1, longest // 16), max(1, longest // 4), longest})
     sizes = [(max(1, min(geometry.num_slots, pool // one)), one) for one in contexts]

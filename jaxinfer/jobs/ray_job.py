@@ -379,6 +379,6 @@ def _import_ray() -> Any:
         import ray.data  # type: ignore[reportMissingImports]
     except ImportError as error:
         raise ConfigError(
-            f"ray_batch needs Ray Data ({error}); install it with: pip install 'jaxinfer[ray]'"
+            f"jobs on Ray need Ray Data ({error}); install it with: pip install 'jaxinfer[ray]'"
         ) from error
     return ray.data

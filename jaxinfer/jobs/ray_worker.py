@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.errors import ConfigError, JaxInferError
 from jaxinfer.jobs import session
-from jaxinfer.jobs.batch_file import OutputFile, cut_torn_line, read_lines
+from jaxinfer.jobs.batch_file import OutputFile, read_lines
 from jaxinfer.jobs.batch_fingerprint import engine_fingerprint
 from jaxinfer.jobs.batch_input import InputLine
 from jaxinfer.jobs.batch_ledger import line_digest, output_id
@@ -97,7 +97,6 @@ class PartWorker:
             left = [pair for pair, name in zip(lines, names, strict=True) if name not in held]
             runner = self._run(left, file)
         return {
-            "part": str(row["part"]),
             "done": runner.num_done + kept.count(False),
             "failed": runner.num_failed + kept.count(True),
             "statistics": json.dumps(runner.statistics.state()),
@@ -182,11 +181,8 @@ def _digest(line: InputLine, setup: WorkerSetup) -> str:
 def _held(path: Path) -> dict[str, bool]:
     """Ids of the lines that a part's file holds, and whether they are errors.
 
-    A worker that died may have left them, and a line that is torn.
+    A worker that died may have left them; opening the file has cut a line that was torn.
     """
-    if not path.exists():
-        return {}
-    cut_torn_line(path)
     rows = (json.loads(line) for _, line in read_lines(path))
     return {row["id"]: row["error"] is not None for row in rows}
 

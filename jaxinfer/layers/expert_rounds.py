@@ -18,12 +18,12 @@ from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.layers.expert_tiles import as_floats, sort_choices
 from jaxinfer.layers.linear import linear
 from jaxinfer.layers.weights import BiasedWeight, LinearWeight
-from pallas_kernels.dispatch import Platform, refuse
-from pallas_kernels.grouped_matmul import grouped_matmul, resolve_implementation, why_not_mosaic
+from pallas_kernels.dispatch import Platform
+from pallas_kernels.grouped_matmul import grouped_matmul, resolve_implementation
+from pallas_kernels.grouped_matmul.tiles import TILE_ROWS
 
 # Fewer places save nothing: the product takes the time in which the stack is read.
 _MIN_PLACES = 16
-KERNEL_ROWS = 64  # the kernel takes multiples of these
 
 
 @struct.dataclass
@@ -60,7 +60,8 @@ def run_in_rounds(
 
     Cost: 6·X·places·E·F FLOPs and all stacks read once, a round; less as the kernel does.
     """
-    unit = KERNEL_ROWS if kernel in ("mosaic", "simulated") else 1
+    is_plain = all(isinstance(one.value, jax.Array) for one in weights.values())
+    unit = TILE_ROWS if kernel in ("mosaic", "simulated") and is_plain else 1
     places = places_of_expert(chosen.shape[0], chosen.shape[1], num_experts, unit)
     seating = seat_rows(chosen, num_experts, places)
     stacks = jax.tree.map(as_floats, weights)
@@ -147,14 +148,12 @@ def choose_expert_kernel(
     Raises:
         ValueError: the named implementation does not serve these experts there.
     """
-    if platform.kind == "cpu" or model.experts is None:
+    if model.experts is None or (platform.kind == "cpu" and wanted != "simulated"):
         return "tiles"
     count, width, size = model.experts.num_experts, model.hidden_size, model.experts.mlp_size
     dtypes = {"x": geometry.activation_dtype, "matrices": geometry.weight_dtype}
     found = set()
     for inputs, outputs in ((width, size), (size, width)):
-        shapes = {"x": (count, KERNEL_ROWS, inputs), "matrices": (count, outputs, inputs)}
+        shapes = {"x": (count, TILE_ROWS, inputs), "matrices": (count, outputs, inputs)}
         found.add(resolve_implementation(wanted, shapes, dtypes, platform))
-        if wanted == "mosaic":
-            refuse("grouped_matmul", wanted, why_not_mosaic(shapes, dtypes, platform))
     return found.pop() if len(found) == 1 else "reference"

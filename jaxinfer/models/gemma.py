@@ -4,7 +4,13 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from jaxinfer.config.model_config import ModelConfig
-from jaxinfer.models.leaves import attention_leaves, mlp_leaves, outer_leaves, pre_norms
+from jaxinfer.models.leaves import (
+    attention_leaves,
+    gguf_biases,
+    mlp_leaves,
+    outer_leaves,
+    pre_norms,
+)
 from jaxinfer.models.spec import Architecture
 from jaxinfer.models.transformer import forward
 
@@ -49,8 +55,7 @@ def gemma_from_gguf(metadata: Mapping[str, Any], names: Set[str]) -> dict[str, A
     return {
         "activation": "gelu_tanh",
         "embedding_scale": float(width) ** 0.5,
-        "attention_bias": "blk.0.attn_q.bias" in names,
-        "attention_out_bias": "blk.0.attn_output.bias" in names,
+        **gguf_biases(names),
     }
 
 

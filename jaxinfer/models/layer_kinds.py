@@ -46,7 +46,12 @@ def layer_windows(raw: Mapping[str, Any], slides: tuple[bool, ...]) -> tuple[int
 
 def upper_windows(raw: Mapping[str, Any]) -> tuple[int, ...]:
     """Windows of a Qwen: with `use_sliding_window`, of the layers from `max_window_layers` on."""
+    slides = sliding_layers(raw, lambda layer: layer >= raw["max_window_layers"])
     if not raw["use_sliding_window"] or not raw["sliding_window"]:
         return (0,) * raw["num_hidden_layers"]
-    slides = sliding_layers(raw, lambda layer: layer >= raw["max_window_layers"])
     return layer_windows(raw, slides)
+
+
+def same_windows(raw: Mapping[str, Any]) -> tuple[int, ...]:
+    """Windows of a family whose layers all slide where there is a window."""
+    return layer_windows(raw, (bool(raw["sliding_window"]),) * raw["num_hidden_layers"])

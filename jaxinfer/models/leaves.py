@@ -3,6 +3,7 @@
 An architecture's file takes these and changes what differs. Knows names, not files.
 """
 
+from collections.abc import Set
 from typing import Any, NamedTuple
 
 from jaxinfer.config.model_config import ModelConfig
@@ -22,6 +23,14 @@ class ExpertNames(NamedTuple):
     up: str
     down: str
     newer_block: str = "mlp"
+
+
+def gguf_biases(names: Set[str]) -> dict[str, Any]:
+    """Which of attention's projections have biases, by the tensors of a GGUF file."""
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in names,
+        "attention_out_bias": "blk.0.attn_output.bias" in names,
+    }
 
 
 def matrix(

@@ -6,15 +6,14 @@ GGUF files of it say `llama`, and hold no window.
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.models.layer_kinds import layer_windows
+from jaxinfer.models.layer_kinds import same_windows
 from jaxinfer.models.llama import LLAMA, llama_leaves
 from jaxinfer.models.spec import Architecture
 from jaxinfer.models.transformer import forward
 
 
 def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
-    slides = (bool(raw["sliding_window"]),) * raw["num_hidden_layers"]
-    return {"windows": layer_windows(raw, slides)}
+    return {"windows": same_windows(raw)}
 
 
 MISTRAL = Architecture(

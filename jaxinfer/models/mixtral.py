@@ -9,7 +9,7 @@ from typing import Any
 from jaxinfer.config.expert_config import ExpertConfig
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.models.expert_counts import whole_number
-from jaxinfer.models.layer_kinds import layer_windows
+from jaxinfer.models.layer_kinds import same_windows
 from jaxinfer.models.leaves import (
     ExpertNames,
     attention_leaves,
@@ -39,15 +39,14 @@ def _layer_leaves(config: ModelConfig, layer: int) -> dict:
 
 
 def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
-    layers = raw["num_hidden_layers"]
     return {
-        "windows": layer_windows(raw, (bool(raw["sliding_window"]),) * layers),
+        "windows": same_windows(raw),
         "experts": ExpertConfig(
             num_experts=whole_number(raw, "num_local_experts"),
             num_chosen=whole_number(raw, "num_experts_per_tok"),
             mlp_size=whole_number(raw, "intermediate_size"),
             renormalizes=True,
-            is_sparse=(True,) * layers,
+            is_sparse=(True,) * raw["num_hidden_layers"],
         ),
     }
 

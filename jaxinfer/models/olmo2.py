@@ -4,7 +4,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from jaxinfer.config.model_config import ModelConfig
-from jaxinfer.models.leaves import attention_leaves, mlp_leaves, norm, outer_leaves
+from jaxinfer.models.leaves import attention_leaves, gguf_biases, mlp_leaves, norm, outer_leaves
 from jaxinfer.models.spec import Architecture
 from jaxinfer.models.transformer import forward
 
@@ -44,8 +44,7 @@ def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_gguf(metadata: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
     return {
-        "attention_bias": "blk.0.attn_q.bias" in names,
-        "attention_out_bias": "blk.0.attn_output.bias" in names,
+        **gguf_biases(names),
         "qk_norm": True,
     }
 

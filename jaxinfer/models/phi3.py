@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.layers.weights import Weight
-from jaxinfer.models.layer_kinds import layer_windows
+from jaxinfer.models.layer_kinds import same_windows
 from jaxinfer.models.leaves import attention_leaves, mlp_leaves, outer_leaves, pre_norms
 from jaxinfer.models.spec import Architecture
 from jaxinfer.models.transformer import forward
@@ -45,8 +45,7 @@ def _fused(leaves: dict, names: Sequence[str], hf: str, gguf: str) -> dict:
 
 
 def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
-    slides = (bool(raw["sliding_window"]),) * raw["num_hidden_layers"]
-    return {"windows": layer_windows(raw, slides)}
+    return {"windows": same_windows(raw)}
 
 
 def _from_gguf(metadata: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:

@@ -5,7 +5,14 @@ from typing import Any
 
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.models.layer_kinds import upper_windows
-from jaxinfer.models.leaves import attention_leaves, mlp_leaves, norm, outer_leaves, pre_norms
+from jaxinfer.models.leaves import (
+    attention_leaves,
+    gguf_biases,
+    mlp_leaves,
+    norm,
+    outer_leaves,
+    pre_norms,
+)
 from jaxinfer.models.qwen2 import QWEN_DEFAULTS
 from jaxinfer.models.spec import Architecture
 from jaxinfer.models.transformer import forward
@@ -33,21 +40,23 @@ def qwen3_attention_leaves(config: ModelConfig, layer: int) -> dict:
     }
 
 
-def qwen3_from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json says beyond the common fields."""
+def qwen3_attention(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json says of attention, windows left out."""
     return {
         "attention_bias": bool(raw["attention_bias"]),
         "attention_out_bias": bool(raw["attention_bias"]),
         "qk_norm": True,
-        "windows": upper_windows(raw),
     }
+
+
+def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {**qwen3_attention(raw), "windows": upper_windows(raw)}
 
 
 def qwen3_from_gguf(metadata: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
     """What a GGUF file says beyond the common fields."""
     return {
-        "attention_bias": "blk.0.attn_q.bias" in names,
-        "attention_out_bias": "blk.0.attn_output.bias" in names,
+        **gguf_biases(names),
         "qk_norm": True,
     }
 
@@ -57,7 +66,7 @@ QWEN3 = Architecture(
     hf_model_types=("qwen3",),
     gguf_names=("qwen3",),
     hf_defaults=QWEN3_DEFAULTS,
-    from_hf=qwen3_from_hf,
+    from_hf=_from_hf,
     from_gguf=qwen3_from_gguf,
     leaves=qwen3_leaves,
     forward=forward,

@@ -11,7 +11,7 @@ from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import CheckpointError
 from jaxinfer.models.expert_counts import whole_number
 from jaxinfer.models.leaves import ExpertNames, expert_leaves, mlp_leaves, outer_leaves
-from jaxinfer.models.qwen3 import qwen3_attention_leaves, qwen3_from_gguf
+from jaxinfer.models.qwen3 import qwen3_attention, qwen3_attention_leaves, qwen3_from_gguf
 from jaxinfer.models.spec import Architecture
 from jaxinfer.models.transformer import forward
 
@@ -33,9 +33,7 @@ def _layer_leaves(config: ModelConfig, layer: int) -> dict:
 def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Without windows: releases of transformers disagree about which layers would slide."""
     return {
-        "qk_norm": True,
-        "attention_bias": bool(raw["attention_bias"]),
-        "attention_out_bias": bool(raw["attention_bias"]),
+        **qwen3_attention(raw),
         "experts": ExpertConfig(
             num_experts=whole_number(raw, "num_experts", "num_local_experts"),
             num_chosen=whole_number(raw, "num_experts_per_tok"),

@@ -21,9 +21,10 @@ def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
             f"no_rope_layers has {len(flags)} entries for {layers} layers; there must be one a "
             "layer (1: rotary embedding, 0: none)"
         )
+    slides = sliding_layers(raw, lambda layer: not flags[layer])
     windows = (0,) * layers
     if raw["use_sliding_window"] and raw["sliding_window"]:
-        windows = layer_windows(raw, sliding_layers(raw, lambda layer: not flags[layer]))
+        windows = layer_windows(raw, slides)
     return {
         **LLAMA.from_hf(raw),
         "windows": windows,

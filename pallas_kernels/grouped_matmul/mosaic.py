@@ -15,9 +15,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import Dtypes, Platform, Shapes, refuse, why_not_hopper
+from pallas_kernels.grouped_matmul.tiles import TILE_ROWS
 from pallas_kernels.mosaic_compat import simulation, tiled_smem
 
-TILE_ROWS = 64  # of one wgmma
 BLOCK_OUTPUTS = 128
 BLOCK_INPUTS = 64  # 128 bytes: a row of a swizzled tile
 STAGES = 6
@@ -47,10 +47,9 @@ def grouped_matmul(
     matrices: jax.Array,
     counts: jax.Array,
     *,
-    tiles: None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """See `reference.grouped_matmul`. `tiles` is None: there is nothing to choose."""
+    """See `reference.grouped_matmul`."""
     shapes = {"x": x.shape, "matrices": matrices.shape}
     dtypes = {"x": x.dtype, "matrices": matrices.dtype}
     refuse("grouped_matmul", "mosaic", _why_not_arrays(shapes, dtypes))

@@ -6,7 +6,6 @@ zero points and offsets multiply the sums of x over each group, which XLA makes 
 """
 
 import functools
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import Dtypes, Platform, Shapes, refuse, why_not_hopper
+from pallas_kernels.folded_sum import folded_sum
 from pallas_kernels.mosaic_compat import (
     full,
     load,
@@ -206,7 +206,7 @@ def _as_codes(codes: jax.Array, blocks: _Blocks) -> jax.Array:
 def _segment_sums(rows: jax.Array, blocks: _Blocks) -> jax.Array:
     """[segments, rows] f32: x summed over the columns of each segment."""
     split = rows.astype(jnp.float32).reshape(rows.shape[0], -1, blocks.segment)
-    return jnp.sum(split, axis=-1).T
+    return folded_sum(split)[..., 0].T
 
 
 # A program may hold hundreds of such calls of a few shapes: each shape is traced and lowered once.
@@ -347,10 +347,3 @@ def _shift(addend: jax.Array, scale: jax.Array, blocks: _Blocks) -> jax.Array:
     if blocks.addend == "zeros":
         return -(addend * scale)
     return addend - scale * jnp.float32(LOWEST[blocks.bits])
-
-
-def num_bytes(columns: int, outputs: int, num_rows: int, *, bits: int, group: int) -> int:
-    """Bytes that a call must move at least: codes, 2-byte scales, x and the result."""
-    groups = math.ceil(columns / group)
-    held = outputs * (columns * bits // 8 + 2 * groups)
-    return held + num_rows * (2 * columns + 4 * outputs)

@@ -314,6 +314,15 @@ def test_kinds_that_are_not_run(tmp_path: Path, family: str, change: dict, told:
         read(tmp_path, base | (windows if family == "qwen2" else {}) | change)
 
 
+@pytest.mark.parametrize("family", ["qwen2", "smollm3"])
+def test_kinds_of_layers_are_read_where_no_window_is_used(tmp_path: Path, family: str) -> None:
+    """A kind that is not run changes what a model computes, whatever the flag says."""
+    base = without(TINY_CONFIG, "attention_bias", "mlp_bias") | {"model_type": family}
+    kinds = {"use_sliding_window": False, "layer_types": ["linear_attention"] * 2}
+    with pytest.raises(UnsupportedError, match="linear_attention"):
+        read(tmp_path, base | kinds)
+
+
 @pytest.mark.parametrize("act", ["gelu", "gelu_pytorch_tanh"])
 def test_the_first_gemma_s_gelu_is_the_tanh_form(tmp_path: Path, act: str) -> None:
     """As in transformers: files of the first release name the exact one."""

@@ -81,6 +81,17 @@ def test_the_form_of_weights_and_why() -> None:
     assert rounded["packed_matrices"] == 14
 
 
+def test_what_drafts_is_in_the_bytes() -> None:
+    """A draft model has weights and pages of its own; a model's first layers have neither."""
+    plain = describe_model(str(LLAMA)).plan
+    twin = describe_model(str(LLAMA), speculative_config={"model": str(LLAMA)}).plan
+    assert twin["weight_bytes"] == 2 * plain["weight_bytes"]
+    assert twin["kv_bytes_a_token"] == 2 * plain["kv_bytes_a_token"]
+    shared = describe_model(str(LLAMA), speculative_config={"method": "self", "num_layers": 1}).plan
+    assert shared["weight_bytes"] == plain["weight_bytes"]
+    assert shared["kv_bytes_a_token"] == plain["kv_bytes_a_token"]
+
+
 def test_tables(runner: CliRunner) -> None:
     done = runner.invoke(app, ["info", str(Q4_GGUF)])
     assert done.exit_code == 0, done.output

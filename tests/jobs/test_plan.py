@@ -9,12 +9,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from jaxinfer.checkpoint.hf_config import read_hf_config
+from jaxinfer.config.engine_config import engine_config
+from jaxinfer.config.geometry import Geometry
 from jaxinfer.config.targets import gpu_target
 from jaxinfer.errors import CapacityError, ConfigError, JaxInferError, UnsupportedError
 from jaxinfer.jobs import plan_process
 from jaxinfer.jobs.cli import app
-from jaxinfer.jobs.plan import count_kernels, plan_target, target_geometry
+from jaxinfer.jobs.plan import count_kernels, decide_engine, plan_target
 from jaxinfer.jobs.plan_process import plan_apart
 from jaxinfer.jobs.plan_records import TargetPlan, plan_from_json
 from jaxinfer.jobs.plan_report import print_plan
@@ -56,15 +57,30 @@ def shown(plan: TargetPlan) -> str:
     return console.export_text()
 
 
+def geometry_for(folder: Path, target: str, **options: Any) -> Geometry:
+    return decide_engine(folder, engine_config(**options), gpu_target(target)).geometry
+
+
 def test_kernels_are_chosen_for_the_target_and_not_for_this_machine(folder: Path) -> None:
-    config, _, _ = read_hf_config(folder)
-    found = target_geometry(config, gpu_target("h200"))
+    found = geometry_for(folder, "h200")
     assert (found.attention_kernel, found.norm_kernel) == ("mosaic", "xla")
-    assert target_geometry(config, gpu_target("a100")).attention_kernel == "reference"
-    wide = target_geometry(config, gpu_target("h200"), dtype="float32")
+    assert geometry_for(folder, "a100").attention_kernel == "reference"
+    wide = geometry_for(folder, "h200", dtype="float32")
     assert wide.attention_kernel == "reference"
     with pytest.raises(ConfigError, match="kernels='mosaic'.*Hopper.*has 8.0"):
-        target_geometry(config, gpu_target("a100"), kernels="mosaic")
+        geometry_for(folder, "a100", kernels="mosaic")
+
+
+def test_experts_are_rounded_without_their_weights(tmp_path: Path) -> None:
+    """Each of a layer's stacks is one packed record of all its experts."""
+    experts = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    folder = write_config(tmp_path, **experts)
+    ask = {"method": "int4", "float_ends": 0}
+    engine = decide_engine(folder, engine_config(quantization=ask, **SMALL), gpu_target("h200"))
+    gate = engine.params["layers"][0]["experts"]["gate"]
+    assert gate.value.codes.shape == (4, 512, 256 // 2)
+    floats = decide_engine(folder, engine_config(**SMALL), gpu_target("h200"))
+    assert floats.params["layers"][0]["experts"]["gate"].value.shape == (4, 512, 256)
 
 
 def test_what_cannot_be_is_refused_before_compiling(folder: Path) -> None:

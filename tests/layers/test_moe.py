@@ -57,16 +57,24 @@ def exact(x: np.ndarray, weights: dict[str, np.ndarray], config: ExpertConfig) -
     return out
 
 
-def run(x: np.ndarray, weights: dict, config: ExpertConfig = CONFIG, real: Any = None) -> Any:
+def run(
+    x: np.ndarray,
+    weights: dict,
+    config: ExpertConfig = CONFIG,
+    real: Any = None,
+    kernel: str = "tiles",
+) -> Any:
     """[rows, width] → the same, all rows in one sequence."""
     is_real = np.ones(len(x), bool) if real is None else real
-    made = program(jnp.asarray(x)[None], weights, jnp.asarray(is_real)[None], config)
+    made = program(jnp.asarray(x)[None], weights, jnp.asarray(is_real)[None], config, kernel)
     return np.asarray(made)[0]
 
 
-@functools.partial(jax.jit, static_argnums=3)
-def program(x: jax.Array, weights: dict, is_real: jax.Array, config: ExpertConfig) -> jax.Array:
-    return moe(x, weights, is_real, experts=config, activation="silu", kernel="tiles")
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def program(
+    x: jax.Array, weights: dict, is_real: jax.Array, config: ExpertConfig, kernel: str
+) -> jax.Array:
+    return moe(x, weights, is_real, experts=config, activation="silu", kernel=kernel)
 
 
 @pytest.mark.parametrize("renormalizes", [False, True])
@@ -112,18 +120,20 @@ def test_a_row_s_bits_do_not_depend_on_the_others(dtype: Any) -> None:
                 np.testing.assert_array_equal(run(x, weights)[place], alone)
 
 
-def test_padding_chooses_nothing() -> None:
+@pytest.mark.parametrize("kernel", ["tiles", "reference"])
+def test_padding_chooses_nothing(kernel: str) -> None:
     weights = as_records(random_weights())
     x = np.random.default_rng(3).standard_normal((24, WIDTH), np.float32)
     real = np.arange(24) % 3 > 0
-    everything = run(x, weights)
+    everything = run(x, weights, kernel=kernel)
     x[~real] = np.nan
-    found = run(x, weights, real=real)
+    found = run(x, weights, real=real, kernel=kernel)
     np.testing.assert_array_equal(found[real], everything[real])
     assert not found[~real].any()
 
 
-def test_biases_and_packed_stacks() -> None:
+@pytest.mark.parametrize("kernel", ["tiles", "reference"])
+def test_biases_and_packed_stacks(kernel: str) -> None:
     """A stack of records is a record: int8 codes with scales, and a bias, an expert each."""
     weights = random_weights()
     records = as_records(weights)
@@ -141,7 +151,7 @@ def test_biases_and_packed_stacks() -> None:
     chosen, shares = choose_experts(jnp.asarray(x @ weights["router"].T), CONFIG)
     added = np.einsum("rc,rce->re", np.asarray(shares), bias[np.asarray(chosen)])
     wanted = exact(x, weights, CONFIG) + added
-    np.testing.assert_allclose(run(x, records), wanted, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(run(x, records, kernel=kernel), wanted, rtol=0, atol=1e-4)
 
 
 def test_no_stack_is_copied() -> None:
@@ -158,7 +168,7 @@ def test_no_stack_is_copied() -> None:
         {"router": router, "experts": stack},
         jax.ShapeDtypeStruct((8, 8), jnp.bool_),
     )
-    memory = program.lower(*arguments, config).compile().memory_analysis()
+    memory = program.lower(*arguments, config, "tiles").compile().memory_analysis()
     one_stack = 32 * 256 * 256 * 2
     assert memory.argument_size_in_bytes > 3 * one_stack
     assert memory.temp_size_in_bytes < one_stack + 12 * 2**20 // 4

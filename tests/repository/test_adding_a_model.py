@@ -22,7 +22,7 @@ def test_the_files_it_names_are_there() -> None:
 
 
 def test_a_family_is_short() -> None:
-    """Under 100 lines, and it says what differs: Gemma 3 with its two ropes is the longest."""
+    """Under 120 lines, and it says what differs: Gemma 3 with its two ropes is the longest."""
     beside = {"__init__", "layer_kinds", "leaves", "registry", "spec", "transformer"}
     for path in (ROOT / "jaxinfer/models").glob("*.py"):
         lines = len(path.read_text(encoding="utf-8").splitlines())

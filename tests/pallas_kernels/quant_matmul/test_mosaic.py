@@ -98,9 +98,11 @@ def test_any_shape(
     assert_close(packed, x, simulate(packed, x))
 
 
-def test_a_row_s_bits_depend_neither_on_the_others_nor_on_the_tile_of_rows() -> None:
-    case = Case(name="bits", codes="int4", rows=20, outputs=64, columns=1024, group=128)
-    packed, x = packed_of(case), rows_of(case)
+@pytest.mark.parametrize("addend", ["none", "offsets"])
+def test_a_row_s_bits_depend_neither_on_the_others_nor_on_the_tile_of_rows(addend: Any) -> None:
+    sizes = {"rows": 20, "outputs": 64, "columns": 1024, "group": 128}
+    packed, x = packed_of(Case(name="bits", codes="int4", addend=addend, **sizes)), None
+    x = rows_of(Case(name="bits", codes="int4", addend=addend, **sizes))
     whole = simulate(packed, x)
     np.testing.assert_array_equal(simulate(packed, x[[7, 3]]), whole[[7, 3]])
     wide = QuantTiles(warpgroups=1, block_rows=64, stages=3)
