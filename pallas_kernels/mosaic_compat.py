@@ -43,27 +43,20 @@ def simulation(interpret: bool, *, detect_races: bool = False) -> Any:
 def tile_transforms(dtype: Any = jnp.bfloat16, columns: int = SWIZZLE_BYTES) -> tuple[Any, Any]:
     """How a [rows, columns] block lies in shared memory for copies and for wgmma.
 
-    Rows must be a multiple of 8, a row's bytes of 128; or they are 64 or 32.
+    Rows must be a multiple of 8, a row's bytes of 128; or they are 64 or 32. Elements may be
+    smaller than a byte.
     """
-    width = jnp.dtype(dtype).itemsize
-    swizzle = min(SWIZZLE_BYTES, columns * width)
-    return plgpu.TilingTransform((8, swizzle // width)), plgpu.SwizzleTransform(swizzle)
+    bits = jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype).bits
+    swizzle = min(SWIZZLE_BYTES, columns * bits // 8)
+    return plgpu.TilingTransform((8, swizzle * 8 // bits)), plgpu.SwizzleTransform(swizzle)
 
 
-def tiled_smem(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
-    """Shared memory for blocks that `tile_transforms` describes."""
-    return plgpu.SMEM(shape, dtype, transforms=tile_transforms(dtype, shape[-1]))
-
-
-def swizzled_smem(*shape: int, dtype: Any = jnp.bfloat16, tile_columns: int = 0) -> Any:
-    """Shared memory for blocks whose rows may be shorter than the widest pattern.
+def tiled_smem(*shape: int, dtype: Any = jnp.bfloat16, tile_columns: int = 0) -> Any:
+    """Shared memory for blocks that `tile_transforms` describes.
 
     tile_columns: columns that may be cut out at once; by default all of a row.
     """
-    bits = jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype).bits
-    swizzle = min(SWIZZLE_BYTES, (tile_columns or shape[-1]) * bits // 8)
-    tiling = plgpu.TilingTransform((8, swizzle * 8 // bits))
-    return plgpu.SMEM(shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle)))
+    return plgpu.SMEM(shape, dtype, transforms=tile_transforms(dtype, tile_columns or shape[-1]))
 
 
 def shared_union(*groups: Any, interpret: bool) -> Any:

@@ -23,7 +23,7 @@ from pallas_kernels.mosaic_compat import (
     matmul_registers,
     simulation,
     store_transposed,
-    swizzled_smem,
+    tiled_smem,
 )
 from pallas_kernels.quant_matmul.tiles import (
     BLOCK_IN,
@@ -218,8 +218,8 @@ def _call(num_rows: int, outputs: int, arrays: list[jax.Array], blocks: _Blocks)
     splits = -(-blocks.num_blocks // blocks.split_blocks)
     segments = blocks.num_segments
     inputs = [
-        swizzled_smem(stages, tiles.block_rows, blocks.block_in, tile_columns=blocks.segment),
-        swizzled_smem(stages, blocks.outputs, blocks.block_in, dtype=code_dtype),
+        tiled_smem(stages, tiles.block_rows, blocks.block_in, tile_columns=blocks.segment),
+        tiled_smem(stages, blocks.outputs, blocks.block_in, dtype=code_dtype),
         plgpu.SMEM((stages, segments, blocks.outputs), arrays[2].dtype),
     ]
     if blocks.addend != "none":
@@ -227,7 +227,7 @@ def _call(num_rows: int, outputs: int, arrays: list[jax.Array], blocks: _Blocks)
             plgpu.SMEM((stages, segments, blocks.outputs), arrays[3].dtype),
             plgpu.SMEM((stages, segments, tiles.block_rows), jnp.float32),
         ]
-    result = swizzled_smem(tiles.warpgroups, tiles.block_rows, BLOCK_OUT, dtype=jnp.float32)
+    result = tiled_smem(tiles.warpgroups, tiles.block_rows, BLOCK_OUT, dtype=jnp.float32)
     barriers = [
         plgpu.Barrier(num_arrivals=len(inputs), num_barriers=stages),
         plgpu.Barrier(num_arrivals=tiles.warpgroups, num_barriers=stages),
