@@ -48,9 +48,7 @@ def answers(llm: LLM) -> list[Any]:
 @pytest.fixture(
     scope="module",
     params=[
-        (model, dtype)
-        for model in ("smollm2-135m", "gemma3-270m")
-        for dtype in ("float32", "auto")
+        (model, dtype) for model in ("smollm2-135m", "gemma3-270m") for dtype in ("float32", "auto")
     ],
     ids="-".join,
 )
