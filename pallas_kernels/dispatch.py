@@ -20,13 +20,17 @@ Dtypes = Mapping[str, Any]
 class Platform:
     """Where a program will run, which need not be where it is compiled.
 
-    kind: "cpu" or "gpu". compute_capability: of an NVIDIA GPU, as (9, 0) for Hopper.
+    kind: "cpu" or "gpu". compute_capability: of an NVIDIA GPU, as (9, 0) for Hopper. is_absent:
+    programs are compiled for it where it is not.
     """
 
     kind: str
     compute_capability: tuple[int, int] = (0, 0)
+    is_absent: bool = False
 
 
+# What may stand for the kernels written for Hopper.
+OF_HOPPER = ("auto", "mosaic", "simulated")
 HOPPER = Platform(kind="gpu", compute_capability=(9, 0))
 
 WhyNot = Callable[[Shapes, Dtypes, Platform], str | None]
@@ -90,13 +94,17 @@ def refuse(op: str, name: str, reason: str | None) -> None:
 
 
 def refuse_named(
-    op: str, name: str, why_not: Callable[[Platform], str | None], platform: Platform | None
+    op: str,
+    name: str,
+    why_not: Callable[[Platform], str | None],
+    platform: Platform | None,
+    why_not_triton: Callable[[Platform], str | None] | None = None,
 ) -> None:
     """Raises if the named implementation cannot serve a call.
 
     Args:
-        name: "simulated" is "mosaic" on any platform; other implementations serve every call.
-        why_not: of "mosaic", on a platform.
+        name: "simulated" is "mosaic" on any platform; "reference" serves every call.
+        why_not: of "mosaic", on a platform. why_not_triton: of "triton", where the op has it.
         platform: where the program will run; None to leave the platform out.
 
     Raises:
@@ -105,6 +113,8 @@ def refuse_named(
     if name in ("mosaic", "simulated"):
         where = platform if platform and name == "mosaic" else HOPPER
         refuse(op, name, why_not(where))
+    if name == "triton" and why_not_triton is not None:
+        refuse(op, name, why_not_triton(platform or current_platform()))
 
 
 def why_not_hopper(platform: Platform) -> str | None:

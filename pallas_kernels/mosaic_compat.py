@@ -6,6 +6,7 @@ layouts (it has none), wgmma with a transposed operand, with one from registers 
 accumulator. Knows no op.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,39 @@ def simulation(interpret: bool, *, detect_races: bool = False) -> Any:
     reads past the end of a buffer.
     """
     return InterpretGPUParams(detect_races=detect_races) if interpret else None
+
+
+def update_in_place(
+    body: Callable[..., None],
+    arrays: list[jax.Array],
+    updated: list[jax.Array],
+    *,
+    out_type: Any,
+    scratch_types: list[Any],
+    compiler_params: Any,
+    interpret: bool,
+    **mesh: Any,
+) -> tuple[jax.Array, list[jax.Array]]:
+    """A kernel that overwrites parts of arrays: its output, and the updated arrays.
+
+    `body` takes the arrays, the updated ones, the output and the scratch. (`plgpu.kernel` takes no
+    references.)
+    """
+
+    def with_scratch(*refs: Any) -> None:
+        pl.run_scoped(functools.partial(body, *refs), *scratch_types, collective_axes=())
+
+    run = pl.kernel(
+        with_scratch,
+        out_type=(out_type,),
+        mesh=plgpu.Mesh(**mesh),
+        compiler_params=compiler_params,
+        interpret=simulation(interpret) or False,
+        name=mesh["kernel_name"],
+    )
+    refs = [jax.new_ref(array, memory_space=plgpu.GMEM) for array in updated]
+    (out,) = run(*arrays, *refs)
+    return out, [jax.freeze(ref) for ref in refs]
 
 
 def tile_transforms(dtype: Any = jnp.bfloat16, columns: int = SWIZZLE_BYTES) -> tuple[Any, Any]:
@@ -80,13 +114,14 @@ def iota(shape: tuple[int, ...], axis: int, layout: Any, interpret: bool) -> jax
     return plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=layout)
 
 
-def load(ref: Any, layout: Any, interpret: bool) -> jax.Array:
-    """A ref's content in registers of that layout."""
+def load(ref: Any, layout: Any, interpret: bool, *, optimized: bool = True) -> jax.Array:
+    """A ref's content in registers of that layout; optimized: refuses what has no fast form."""
     if interpret:
         return ref[...]
+    options = {"layout": layout, "optimized": optimized}
     if LOAD_NEEDS_INDICES:
-        return plgpu.load(ref, (), layout=layout)
-    return plgpu.load(ref, layout=layout)  # type: ignore[call-arg]
+        return plgpu.load(ref, (), **options)
+    return plgpu.load(ref, **options)  # type: ignore[call-arg]
 
 
 def store_transposed(ref: Any, value: jax.Array, interpret: bool) -> None:
@@ -101,14 +136,15 @@ def store_transposed(ref: Any, value: jax.Array, interpret: bool) -> None:
 def matmul_transposed(
     a: Any, b: Any, interpret: bool, *, meanwhile: Callable[[], None] = _nothing
 ) -> jax.Array:
-    """a @ bᵀ in float32, both refs in shared memory: [M, D] and [N, D] → [M, N] as WGMMA.
+    """a @ bᵀ, both refs in shared memory: [M, D] and [N, D] → [M, N] as WGMMA.
 
-    `meanwhile` runs while the tensor cores work.
+    In float32; of integers in int32. `meanwhile` runs while the tensor cores work.
     """
+    wide = jnp.int32 if a.dtype == jnp.int8 else jnp.float32
     if interpret:
         meanwhile()
         return lax.dot_general(
-            a[...], b[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+            a[...], b[...], (((1,), (1,)), ((), ())), preferred_element_type=wide
         )
 
     def product(accumulator: Any) -> jax.Array:
@@ -116,7 +152,7 @@ def matmul_transposed(
         meanwhile()
         return accumulator[...]
 
-    return pl.run_scoped(product, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[0]), jnp.float32))
+    return pl.run_scoped(product, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[0]), wide))
 
 
 def matmul_registers(a: jax.Array, b: Any, interpret: bool) -> jax.Array:

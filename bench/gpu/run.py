@@ -7,13 +7,18 @@ simulated there): it shows that the script works, its times say nothing.
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import jax
+# Warpgroups of a simulated kernel run side by side: with too few threads they wait for ever.
+if len(os.sched_getaffinity(0)) < 4:
+    os.environ.setdefault("NPROC", "4")
+
+import jax  # noqa: E402  (reads the number of threads)
 
 _HERE = Path(__file__).parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent), str(_HERE.parents[1])]

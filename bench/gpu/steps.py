@@ -19,7 +19,8 @@ from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.quantization import quantization_from
 from jaxinfer.config.rope_config import RopeConfig
 from jaxinfer.engine.build import decide_geometry, kernels_of_weights
-from jaxinfer.jobs.plan_records import live_kv_bytes
+from jaxinfer.engine.parameter_shapes import read_bytes
+from jaxinfer.jobs.plan_records import decode_load
 from jaxinfer.models.registry import architecture_named
 from jaxinfer.runner.programs import program_sources
 from jaxinfer.sampling.slot_state import init_loop_state
@@ -87,10 +88,10 @@ def _step(setting: Setting, shape: Shape, rows: int, quantization: str | None, k
     width = geometry.decode_widths[-1]
     source = program_sources(shapes, config, geometry)[f"decode_step W={width}"]
     ms = _time(source, _params(shapes, setting.seed), config, geometry, shape.context, setting)
-    read = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    read -= config.vocab_size * config.hidden_size * 2
-    needed = read + live_kv_bytes(config, geometry, rows, shape.context)
-    floor_ms = needed / setting.machine.copy_bytes_per_s * 1e3
+    read, _ = read_bytes(shapes, config, None, geometry)
+    bandwidth = int(setting.machine.copy_bytes_per_s)
+    load = decode_load(config, geometry, read, bandwidth, None, rows, shape.context)
+    floor_ms = load.floor_s * 1e3
     case = f"{shape.name} {quantization or 'bf16'}, {rows} rows at {shape.context}"
     return Row(section="decode step", case=case, implementation=kernels, ms=ms,
                rate=rows / ms * 1e3, unit="tokens/s", share=floor_ms / ms,

@@ -16,7 +16,7 @@ from jaxinfer.config.quantization import (
 )
 from jaxinfer.config.sampling_params import MAX_LOGPROBS
 from jaxinfer.config.speculative_config import SpeculativeConfig, speculative_config
-from jaxinfer.errors import ConfigError, UnsupportedError
+from jaxinfer.errors import ConfigError
 
 _CHOICES = {
     "dtype": ("auto", "bfloat16", "float32"),
@@ -27,7 +27,7 @@ _CHOICES = {
     "preemption": ("swap", "recompute"),
     "scheduling_policy": ("fcfs", "priority"),
     "logprobs_mode": ("raw", "processed"),
-    "kernels": ("auto", "reference", "mosaic", "simulated"),
+    "kernels": ("auto", "reference", "mosaic", "triton", "simulated"),
 }
 _COUNTS = {  # None or at least 1 → what None means
     "max_model_len": "decide",
@@ -57,7 +57,6 @@ _POWERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 _PLANNED = {
     "enable_lora": Planned("LoRA", (None, False)),
 }
-_PLANNED_VALUES = {"kernels": ("triton",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +101,8 @@ class EngineConfig:
     use_generation_config: sampling defaults come from the checkpoint's generation_config.json.
     speculative_config: how tokens are drafted ahead (a mapping is taken too); None is not at all.
     kernels: implementation of the ops: "reference" is plain XLA, "mosaic" the kernels for Hopper
-        GPUs, "simulated" those on a CPU (slow, for tests). One that cannot serve the model or the
-        device is refused; "auto" takes the best that can.
+        GPUs, "triton" those for GPUs before, "simulated" the first on a CPU (slow, for tests). One
+        that cannot serve the model or the device is refused; "auto" takes the best that can.
     seed: the engine's seed, from which requests without one draw theirs.
     strict: a failing request raises instead of giving a row with an error.
     compilation_cache_dir: of compiled programs; "auto" is the user's cache folder, None is off.
@@ -137,7 +136,7 @@ class EngineConfig:
     max_logprobs: int = MAX_LOGPROBS
     use_generation_config: bool = False
     speculative_config: SpeculativeConfig | None = None
-    kernels: Literal["auto", "reference", "mosaic", "simulated"] = "auto"
+    kernels: Literal["auto", "reference", "mosaic", "triton", "simulated"] = "auto"
     seed: int | None = None
     strict: bool = False
     compilation_cache_dir: str | None = "auto"
@@ -174,14 +173,7 @@ def engine_config(**options: Any) -> EngineConfig:
         ConfigError: an unknown name (the message offers the nearest one) or a wrong value.
     """
     known = [field.name for field in fields(EngineConfig)]
-    accepted = accepted_options(options, known, _PLANNED)
-    for name, values in _PLANNED_VALUES.items():
-        if accepted.get(name) in values:
-            raise UnsupportedError(
-                f"{name}={accepted[name]!r} cannot be asked for yet; leave {name} out: 'auto' "
-                "takes the best that serves the device"
-            )
-    return EngineConfig(**accepted)
+    return EngineConfig(**accepted_options(options, known, _PLANNED))
 
 
 def _is_int(value: object) -> bool:

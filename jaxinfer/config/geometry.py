@@ -48,7 +48,9 @@ class Geometry:
     cache group of each layer of a draft model that has pages of its own. kv_dtype: a name of
     `KV_CACHE_DTYPES` but "auto". kv_scales: of an fp8 cache, for each layer of `cache_groups` the
     fixed scales of its keys and of its values, one or one a kv head; empty where all are 1.
-    norm_kernel, expert_kernel: as `layers.norm` and `layers.moe` take them.
+    norm_kernel, residual_kernel (of a norm together with the addition before it), expert_kernel:
+    as `layers.norm` and `layers.moe` take them. write_kernel: of `rotate_write`, which rotates and
+    writes new keys; "reference" leaves that to XLA.
     """
 
     max_model_len: int
@@ -73,6 +75,8 @@ class Geometry:
     logprobs_mode: Literal["raw", "processed"] = "raw"
     kv_scales: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()
     norm_kernel: str = "auto"
+    residual_kernel: str = "auto"
+    write_kernel: str = "reference"
     expert_kernel: str = "tiles"
 
     @property

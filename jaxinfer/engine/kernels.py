@@ -16,10 +16,13 @@ from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import ConfigError
 from jaxinfer.layers.expert_rounds import choose_expert_kernel
 from jaxinfer.layers.matmul_kernels import with_kernels
+from jaxinfer.layers.stacked import stack_products
 from jaxinfer.models.registry import architecture_named
 from pallas_kernels.dispatch import Platform, current_platform
 from pallas_kernels.paged_attention import resolve_implementation as resolve_attention
 from pallas_kernels.rms_norm import resolve_implementation as resolve_norm
+from pallas_kernels.rms_norm import resolve_residual
+from pallas_kernels.rotate_write import resolve_implementation as resolve_write
 
 
 def decide_kernels(
@@ -50,6 +53,13 @@ def decide_kernels(
             planned,
             attention_kernel=_of_all(_attention_kernel(planned, one, platform) for one in models),
             norm_kernel=resolve_norm(ask.kernels, platform, columns, planned.activation_dtype),
+            residual_kernel=_of_all(
+                resolve_residual(ask.kernels, platform, one.hidden_size, planned.activation_dtype)
+                for one in models
+            ),
+            write_kernel=_of_all(
+                _write_kernel(planned, one, ask.kernels, platform) for one in models
+            ),
             expert_kernel=_of_all(
                 choose_expert_kernel(ask.kernels, planned, one, platform)
                 for one in [each for each in models if each.experts] or [model]
@@ -62,16 +72,20 @@ def kernels_of_weights(
 ) -> Any:
     """The parameters (arrays or shapes), packed matrices with the kernel that multiplies with them.
 
+    For a GPU matrices that multiply the same rows become one; arrays that went into it are gone.
+
     Args:
         platform: as for `decide_kernels`.
 
     Raises:
         ConfigError: a kernel that was asked for does not serve a matrix.
     """
+    platform = platform or current_platform()
     with _refused_kernels(ask):
-        return with_kernels(
-            params, ask.kernels, geometry.activation_dtype, platform or current_platform()
-        )
+        named = with_kernels(params, ask.kernels, geometry.activation_dtype, platform)
+    # On a CPU apart: nothing is launched there, and bits stay what they are.
+    is_gpu = platform.kind == "gpu" or ask.kernels == "simulated"
+    return stack_products(named) if is_gpu else named
 
 
 @contextmanager
@@ -86,6 +100,23 @@ def _normed_sizes(model: ModelConfig) -> list[int]:
     """Lengths of the rows that a model norms: its width, and those of queries and keys."""
     leaves = jax.tree.leaves(architecture_named(model.architecture).leaves(model))
     return [leaf.shape[0] for leaf in leaves if leaf.role == "norm"]
+
+
+def _write_kernel(planned: Geometry, model: ModelConfig, wanted: str, platform: Platform) -> str:
+    """Of rotating and writing new keys; "reference" where XLA does it."""
+    pages = (planned.num_pages[0], model.num_kv_heads, planned.page_tokens, model.head_dim)
+    turned = {rope.rotary_dim or model.head_dim for rope in model.ropes}
+    norm = architecture_named(model.architecture).leaves(model)["layers"][0].get("q_norm")
+    norms_whole = norm is not None and norm.shape != (model.head_dim,)
+    if len(turned) != 1 or norms_whole or planned.page_kinds != ("bfloat16", "bfloat16"):
+        return "reference"
+    return resolve_write(
+        wanted,
+        {"cos": (1, turned.pop() // 2), "k_pages": pages, "v_pages": pages},
+        {"k_pages": planned.page_dtypes[0], "v_pages": planned.page_dtypes[1]},
+        num_heads=model.num_heads,
+        platform=platform,
+    )
 
 
 def _of_all(kernels: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _CALLED = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation|body)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_ALIAS = re.compile(r"\{(\d*)\}: \((\d+)")
 _LAYER = re.compile(r'op_name="[^"]*/layer_(\d+)/')
 
 # What only renames memory, or stands for it.
@@ -44,7 +45,8 @@ class Array:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
     """One line of a computation. called: computations that it runs; a conditional's are branches.
-    layer: of the model, by the names that its source carried; None outside of the layers."""
+    layer: of the model, by the names that its source carried; None outside of the layers.
+    in_place: of a custom call, results that overwrite a part of an operand, by their numbers."""
 
     name: str
     arrays: tuple[Array, ...]
@@ -54,6 +56,7 @@ class Instruction:
     target: str
     layer: int | None
     is_root: bool
+    in_place: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -154,10 +157,14 @@ class _Counter:
             return Traffic(num_bytes=2 * line.num_bytes)
         if line.opcode in _UPDATES:
             return Traffic(num_bytes=2 * _update(line, lines).num_bytes)
-        moved, pages = line.num_bytes, []
+        kept_results, kept_operands = dict(line.in_place), dict(line.in_place).values()
+        written = [one for i, one in enumerate(line.arrays) if i not in kept_results]
         if line.target.startswith("__cublas"):  # the others are its workspace
-            moved = line.arrays[0].num_bytes
-        for operand in line.operands:
+            written = written[:1]
+        moved, pages = sum(one.num_bytes for one in written), []
+        for number, operand in enumerate(line.operands):
+            if number in kept_operands:  # the part that is overwritten is small
+                continue
             arrays = lines[operand].arrays
             if line.opcode == "custom-call" and len(arrays) == 1 and self.is_pages(arrays[0]):
                 pages.append((line.layer or 0, arrays[0]))
@@ -232,7 +239,24 @@ def _instruction(line: str) -> Instruction:
         target=target[1] if target else "",
         layer=int(layer[1]) if layer else None,
         is_root=bool(head[1]),
+        in_place=tuple(_aliases(attributes)),
     )
+
+
+def _aliases(attributes: str) -> Iterator[tuple[int, int]]:
+    """Example: output_to_operand_aliasing={{1}: (5, {}), {2}: (6, {})} → (1, 5), (2, 6)."""
+    if found := attributes.partition("output_to_operand_aliasing=")[2]:
+        listed = found[: _closing_brace(found)]
+        yield from ((int(result or 0), int(operand)) for result, operand in _ALIAS.findall(listed))
+
+
+def _closing_brace(text: str) -> int:
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if not depth:
+            return place
+    raise ValueError(f"no closing brace in {text[:80]!r}")
 
 
 def _arrays(shape: str) -> Iterator[Array]:

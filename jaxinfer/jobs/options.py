@@ -119,7 +119,7 @@ ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
             dict,
             """How tokens are drafted, as JSON: '{"method": "ngram"}', '{"model": "PATH"}'.""",
         ),
-        "kernels": (str, "Implementation of the ops: auto, reference, mosaic or simulated."),
+        "kernels": (str, "The ops' implementation: auto, reference, mosaic, triton or simulated."),
         "strict": (bool, "A failing request ends the command."),
         "compilation_cache_dir": (str, "Where compiled programs are kept; auto by default."),
         "trace": (str, "A file that gets a timeline of the host loop."),

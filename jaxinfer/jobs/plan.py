@@ -109,7 +109,8 @@ def decide_engine(model: str | Path, ask: EngineConfig, target: GpuTarget) -> Pl
 
     config, architecture, storage = _storage(model, ask, target)
     draft = _draft(model, ask, target)
-    platform = Platform(kind="gpu", compute_capability=target.compute_capability)
+    capability = target.compute_capability
+    platform = Platform(kind="gpu", compute_capability=capability, is_absent=True)
     geometry = decide_geometry(
         ask,
         config,

@@ -175,12 +175,12 @@ def decode_loads(
     contexts = sorted({max(1, longest // 16), max(1, longest // 4), longest})
     sizes = [(max(1, min(geometry.num_slots, pool // one)), one) for one in contexts]
     return tuple(
-        _load(model, geometry, read_weights_bytes, bandwidth, program, rows, context)
+        decode_load(model, geometry, read_weights_bytes, bandwidth, program, rows, context)
         for rows, context in sizes
     )
 
 
-def _load(
+def decode_load(
     model: ModelConfig,
     geometry: Geometry,
     weights: int,
@@ -189,6 +189,7 @@ def _load(
     rows: int,
     context: int,
 ) -> DecodeLoad:
+    """A decode step of so many rows at that context; `program`: None where it is not compiled."""
     logits = rows * model.vocab_size * 4
     needed = weights + live_kv_bytes(model, geometry, rows, context) + logits
     moved = None

@@ -150,6 +150,8 @@ def choose_expert_kernel(
     """
     if model.experts is None or (platform.kind == "cpu" and wanted != "simulated"):
         return "tiles"
+    if wanted == "triton":  # in which there is no such product
+        return "reference"
     count, width, size = model.experts.num_experts, model.hidden_size, model.experts.mlp_size
     dtypes = {"x": geometry.activation_dtype, "matrices": geometry.weight_dtype}
     found = set()

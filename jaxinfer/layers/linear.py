@@ -1,11 +1,15 @@
-"""DEV. `linear`: the one entry through which every weight matrix is applied."""
+"""DEV. `linear`: the one entry through which every weight matrix is applied.
 
+A product may come in parts: who adds it to something takes `linear_parts`, and adds all at once.
+"""
+
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.layers.rounded_inputs import round_inputs
+from jaxinfer.layers.rounded_inputs import input_codes, round_inputs
 from jaxinfer.layers.weights import (
     BiasedWeight,
     BlockScaledWeight,
@@ -16,9 +20,14 @@ from jaxinfer.layers.weights import (
     PermutedWeight,
     QuantWeight,
     RoundedInputWeight,
+    StreamedWeight,
     ZeroPointWeight,
 )
-from pallas_kernels.quant_matmul import quant_matmul
+from pallas_kernels.quant_matmul import (
+    coded_matmul_parts,
+    plain_matmul_parts,
+    quant_matmul_parts,
+)
 from pallas_kernels.row_matmul import row_matmul
 
 
@@ -40,21 +49,42 @@ def linear(x: jax.Array, weight: LinearWeight) -> jax.Array:
     return out
 
 
+def linear_parts(x: jax.Array, weight: LinearWeight) -> jax.Array:
+    """[parts, ..., out] f32: arrays whose sum, in order, is `linear`."""
+    if isinstance(weight, BiasedWeight):
+        return linear(x, weight)[None]
+    return matmul_parts(x, weight.value)
+
+
+def add_parts(parts: jax.Array) -> jax.Array:
+    """The sum of [parts, ...], in order."""
+    return functools.reduce(jnp.add, list(parts))
+
+
 def matmul(x: jax.Array, matrix: Matrix) -> jax.Array:
-    """x · matrixᵀ in float32.
+    """x · matrixᵀ in float32: the sum of `matmul_parts`."""
+    return add_parts(matmul_parts(x, matrix))
+
+
+def matmul_parts(x: jax.Array, matrix: Matrix) -> jax.Array:
+    """x · matrixᵀ in float32, as arrays to be added in order.
 
     Args:
         x: [..., in] – cast to the dtype of a plain matrix; a packed one is decoded to x's dtype.
         matrix: [out, in], plain or packed.
 
     Returns:
-        [..., out] f32.
+        [parts, ..., out] f32.
     """
     match matrix:
         case RoundedInputWeight(matrix=inner):
-            return matmul(round_inputs(x, matrix.inputs, matrix.input_group), inner)
+            if matrix.kernel != "reference":
+                return _coded_matmul_parts(x, matrix)
+            return matmul_parts(round_inputs(x, matrix.inputs, matrix.input_group), inner)
         case PermutedWeight(order=order, matrix=inner):
-            return matmul(jnp.take(x, order, axis=-1, mode="clip"), inner)
+            return matmul_parts(jnp.take(x, order, axis=-1, mode="clip"), inner)
+        case StreamedWeight(value=value, kernel=kernel):
+            return plain_matmul_parts(x, value, implementation=kernel)  # type: ignore[arg-type]
         case QuantWeight():
             return _quant_matmul(x, matrix)
         case ZeroPointWeight():
@@ -63,11 +93,24 @@ def matmul(x: jax.Array, matrix: Matrix) -> jax.Array:
             return _quant_matmul(x, matrix, offsets=matrix.offsets)
         case BlockScaledWeight():
             return _quant_matmul(x, matrix, out_group=matrix.out_group)
-    return row_matmul(x, matrix)
+    return row_matmul(x, matrix)[None]
+
+
+def _coded_matmul_parts(x: jax.Array, matrix: RoundedInputWeight) -> jax.Array:
+    """Both sides stay codes."""
+    inner = matrix.matrix
+    return coded_matmul_parts(
+        *input_codes(x, matrix.inputs, matrix.input_group),
+        inner.codes,
+        inner.scales,
+        group=inner.group,
+        out_group=inner.out_group if isinstance(inner, BlockScaledWeight) else 1,
+        implementation=matrix.kernel,  # type: ignore[arg-type]  # checked where it was decided
+    )
 
 
 def _quant_matmul(x: jax.Array, matrix: GroupedWeight, **options: Any) -> jax.Array:
-    return quant_matmul(
+    return quant_matmul_parts(
         x,
         matrix.codes,
         matrix.scales,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 from jaxinfer.config.model_config import Activation
 from jaxinfer.layers.linear import linear
@@ -15,11 +16,11 @@ def gated_mlp(
     activation: Activation,
     apply: Callable[[jax.Array, LinearWeight], jax.Array] = linear,
 ) -> jax.Array:
-    """down(activation(gate(x)) · up(x)).
+    """down(`gated_rows`): the gated mlp whole.
 
     Args:
         x: [..., E].
-        weights: records `gate`, `up` [F, E] and `down` [E, F].
+        weights: as for `gated_rows`, and `down` [E, F].
         activation: the gate's nonlinearity.
         apply: how a record is applied; experts have another way.
 
@@ -28,9 +29,30 @@ def gated_mlp(
 
     Source: Shazeer 2020, "GLU variants improve transformer", equation 6.
     """
+    return apply(gated_rows(x, weights, activation, apply), weights["down"])
+
+
+def gated_rows(
+    x: jax.Array,
+    weights: dict,
+    activation: Activation,
+    apply: Callable[[jax.Array, LinearWeight], jax.Array] = linear,
+) -> jax.Array:
+    """activation(gate(x)) · up(x): what `down` multiplies.
+
+    Args:
+        x: [..., E].
+        weights: records `gate` and `up` [F, E]; or both in one, `gate_up` [2·F, E].
+
+    Returns:
+        [..., F] of x's dtype.
+    """
     with jax.named_scope("mlp"):
-        gate = activate(apply(x, weights["gate"]), activation)
-        return apply((gate * apply(x, weights["up"])).astype(x.dtype), weights["down"])
+        if "gate_up" in weights:
+            gate, up = jnp.split(apply(x, weights["gate_up"]), 2, axis=-1)
+        else:
+            gate, up = apply(x, weights["gate"]), apply(x, weights["up"])
+        return (activate(gate, activation) * up).astype(x.dtype)
 
 
 def activate(x: jax.Array, activation: Activation) -> jax.Array:

@@ -78,15 +78,28 @@ class PermutedWeight:
 
 @struct.dataclass
 class RoundedInputWeight:
-    """A matrix whose inputs are rounded before the product (W8A8, FP8 with dynamic inputs)."""
+    """A matrix whose inputs are rounded before the product (W8A8, FP8 with dynamic inputs).
+
+    With a kernel of `coded_matmul_parts` the rounded inputs stay codes; "reference" makes floats of
+    them, and multiplies with the matrix as without rounding.
+    """
 
     matrix: GroupedWeight
     inputs: str = struct.field(pytree_node=False)  # "int8" or "fp8"
     input_group: int = struct.field(pytree_node=False)  # columns under one scale of a row
+    kernel: str = struct.field(pytree_node=False, default="reference")
+
+
+@struct.dataclass
+class StreamedWeight:
+    """A plain matrix that a kernel streams past the rows, where they are few."""
+
+    value: jax.Array  # [out, in]
+    kernel: str = struct.field(pytree_node=False)  # of `plain_matmul_parts`
 
 
 PackedMatrix = GroupedWeight | PermutedWeight | RoundedInputWeight
-Matrix = jax.Array | PackedMatrix
+Matrix = jax.Array | StreamedWeight | PackedMatrix
 
 
 @struct.dataclass

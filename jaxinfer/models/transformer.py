@@ -5,6 +5,8 @@ What differs between them shows in the structure of the parameters (a layer with
 its own `forward` with this signature.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -13,10 +15,10 @@ from jaxinfer.cache import PagedKV, PageSlots, page_slots
 from jaxinfer.config.geometry import Geometry
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.layers.attention import paged_self_attention
-from jaxinfer.layers.linear import linear, matmul
-from jaxinfer.layers.mlp import gated_mlp
+from jaxinfer.layers.linear import add_parts, linear, linear_parts, matmul
+from jaxinfer.layers.mlp import gated_rows
 from jaxinfer.layers.moe import moe
-from jaxinfer.layers.norm import rms_norm
+from jaxinfer.layers.norm import add_rms_norm, rms_norm
 from jaxinfer.layers.rope import RopeTable, rope_table
 from pallas_kernels.paged_attention import Pages
 from pallas_kernels.rounding import rounded
@@ -30,6 +32,13 @@ class TokenRows:
     starts: jax.Array  # [B] i32, position of a row's first token
     lengths: jax.Array  # [B] i32, real tokens in a row; 0 for an empty row
     tables: jax.Array  # [groups, B, N] i32, page tables of each cache group
+
+
+class Added(NamedTuple):
+    """What a sublayer adds to the residual stream."""
+
+    parts: jax.Array  # [parts, B, Q, E] f32, added up in order
+    norm: jax.Array | None  # [E] f32, of a norm on their sum; None in most families
 
 
 def forward(
@@ -58,12 +67,13 @@ def forward(
         for table in rows.tables
     ]
     x = embed(params["embedding"], rows.tokens, config, geometry)
-    keys, values = [], []
+    keys, values, added = [], [], None
     for layer, weights in enumerate(params["layers"]):
         rope = config.layer_ropes[layer]
         with jax.named_scope(f"layer_{layer}"):
-            x, pages = _block(
+            x, added, pages = _block(
                 x,
+                added,
                 weights,
                 (cache.keys[layer], cache.values[layer]),
                 slots[geometry.layer_groups[layer]],
@@ -74,9 +84,11 @@ def forward(
             )
         keys.append(pages[0])
         values.append(pages[1])
-    x = rms_norm(x, params["final_norm"], config.norm_eps, geometry.norm_kernel)
+    _, hidden = _add_norm(x, added, params["final_norm"], config, geometry)
     beyond = len(keys)
-    return x, PagedKV(keys=(*keys, *cache.keys[beyond:]), values=(*values, *cache.values[beyond:]))
+    return hidden, PagedKV(
+        keys=(*keys, *cache.keys[beyond:]), values=(*values, *cache.values[beyond:])
+    )
 
 
 def embed(
@@ -112,6 +124,7 @@ def logits(params: dict, hidden: jax.Array, config: ModelConfig) -> jax.Array:
 
 def _block(
     x: jax.Array,
+    added: Added | None,
     weights: dict,
     pages: tuple[Pages, Pages],
     slots: PageSlots,
@@ -119,9 +132,11 @@ def _block(
     config: ModelConfig,
     window: int,
     geometry: Geometry,
-) -> tuple[jax.Array, tuple[Pages, Pages]]:
+) -> tuple[jax.Array, Added, tuple[Pages, Pages]]:
+    """The stream without what the last sublayer adds to it, and that: the next norm adds it."""
+    x, normed = _add_norm(x, added, weights.get("attention_norm"), config, geometry)
     out, pages = paged_self_attention(
-        _in_norm(x, weights, "attention_norm", config, geometry),
+        normed,
         weights,
         pages,
         slots,
@@ -130,37 +145,43 @@ def _block(
         window=window,
         kernel=geometry.attention_kernel,
         norm_kernel=geometry.norm_kernel,
+        write_kernel=geometry.write_kernel,
     )
-    x = x + _out_norm(out, weights, "attention_out_norm", config, geometry).astype(x.dtype)
-    normed = _in_norm(x, weights, "mlp_norm", config, geometry)
+    added = Added(out, weights.get("attention_out_norm"))
+    x, normed = _add_norm(x, added, weights.get("mlp_norm"), config, geometry)
     out = _mlp(normed, weights, slots, config, geometry.expert_kernel)
-    return x + _out_norm(out, weights, "mlp_out_norm", config, geometry).astype(x.dtype), pages
+    return x, Added(out, weights.get("mlp_out_norm")), pages
 
 
 def _mlp(
     x: jax.Array, weights: dict, slots: PageSlots, config: ModelConfig, kernel: str
 ) -> jax.Array:
+    """[parts, B, Q, E] f32, whose sum in order is what the mlp adds."""
     if "experts" not in weights:
-        return gated_mlp(x, weights, config.activation)
+        return linear_parts(gated_rows(x, weights, config.activation), weights["down"])
     assert config.experts is not None
     is_real = jnp.arange(x.shape[1], dtype=jnp.int32)[None, :] < slots.lengths[:, None]
     options = {"experts": config.experts, "activation": config.activation, "kernel": kernel}
-    return moe(x, weights, is_real, **options)
+    return moe(x, weights, is_real, **options)[None]
 
 
-def _in_norm(
-    x: jax.Array, weights: dict, name: str, config: ModelConfig, geometry: Geometry
-) -> jax.Array:
-    """A norm on what a sublayer reads; x itself in a family that norms only what is added."""
-    if name not in weights:
-        return x
-    return rms_norm(x, weights[name], config.norm_eps, geometry.norm_kernel)
-
-
-def _out_norm(
-    out: jax.Array, weights: dict, name: str, config: ModelConfig, geometry: Geometry
-) -> jax.Array:
-    """A norm on what a sublayer adds; its last product must not merge with that addition."""
-    if name not in weights:
-        return out
-    return rounded(rms_norm(out, weights[name], config.norm_eps, geometry.norm_kernel))
+def _add_norm(
+    x: jax.Array,
+    added: Added | None,
+    scale: jax.Array | None,
+    config: ModelConfig,
+    geometry: Geometry,
+) -> tuple[jax.Array, jax.Array]:
+    """The stream with what is added to it, and what the next sublayer reads: its norm, or the
+    stream itself in a family that norms only what is added."""
+    eps = config.norm_eps
+    if added is None:
+        normed = x if scale is None else rms_norm(x, scale, eps, geometry.norm_kernel)
+        return x, normed
+    if scale is not None:
+        return add_rms_norm(x, added.parts, scale, added.norm, eps, geometry.residual_kernel)
+    addend = add_parts(added.parts)
+    if added.norm is not None:  # whose last product must not merge with the addition
+        addend = rounded(rms_norm(addend, added.norm, eps, geometry.norm_kernel))
+    x = x + addend.astype(x.dtype)
+    return x, x

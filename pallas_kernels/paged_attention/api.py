@@ -5,12 +5,12 @@ from typing import Any, Literal
 
 import jax
 
-from pallas_kernels import dispatch
+from pallas_kernels import dispatch, triton_compat
 from pallas_kernels.dispatch import Dtypes, Platform, Shapes
 from pallas_kernels.paged_attention import reference
 from pallas_kernels.paged_attention.pages import Pages, code_array
 
-Implementation = Literal["auto", "reference", "mosaic", "simulated"]
+Implementation = Literal["auto", "reference", "mosaic", "triton", "simulated"]
 
 
 def _mosaic(*arrays: Any, **options: Any) -> jax.Array:
@@ -29,9 +29,24 @@ def why_not_mosaic(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | 
     return mosaic.why_not(shapes, dtypes, platform)
 
 
+def _triton(*arrays: Any, **options: Any) -> jax.Array:
+    from pallas_kernels.paged_attention import triton
+
+    return triton.paged_attention(*arrays, **options)
+
+
+def _why_not_triton(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
+    if reason := triton_compat.why_not_triton(platform):
+        return reason
+    from pallas_kernels.paged_attention import triton
+
+    return triton.why_not(shapes, dtypes, platform)
+
+
 IMPLEMENTATIONS = {
     "reference": reference.paged_attention,
     "mosaic": _mosaic,
+    "triton": _triton,
     "simulated": functools.partial(_mosaic, interpret=True),
 }
 
@@ -86,7 +101,9 @@ def resolve_implementation(
     why_not = {}
     if shapes is not None and dtypes is not None:
         reason = functools.partial(why_not_mosaic, shapes, dtypes)
-        dispatch.refuse_named("paged_attention", wanted, reason, platform)
+        of_triton = functools.partial(_why_not_triton, shapes, dtypes)
+        dispatch.refuse_named("paged_attention", wanted, reason, platform, of_triton)
         where = platform or dispatch.current_platform()
         why_not["mosaic"] = functools.partial(reason, where)
+        why_not["triton"] = functools.partial(of_triton, where)
     return dispatch.resolve("paged_attention", IMPLEMENTATIONS, wanted, why_not)

@@ -105,6 +105,9 @@ CASES = (
     # Sinks: heads that share a tile, the end of splits, codes, tiles of a head each.
     _decode("decode with sinks", (5, 130), lengths=(1, 1), has_sinks=True),
     _decode("decode with sinks in splits", (300, 0), split_tokens=128, has_sinks=True),
+    _decode("merged with sinks", (300, 0), head_dim=128, split_tokens=128, has_sinks=True),
+    _decode("merged by the kernel", (100, 300), head_dim=128, split_tokens=128, table_columns=6),
+    _decode("verify merged by the kernel", (250,), num_queries=3, head_dim=256, split_tokens=128),
     _prefill("prefill with sinks", (64,), (64,), window=70, page_tokens=16, has_sinks=True),
     _decode("verify with sinks", (126,), num_queries=5, window=70, tier="slow", has_sinks=True),
     _decode("decode with sinks of heads of 256", (70,), head_dim=256, tier="slow", has_sinks=True),

@@ -49,6 +49,7 @@ from pallas_kernels.paged_attention.mosaic_codes import (
     scaled_weights,
     widen_blocks,
 )
+from pallas_kernels.paged_attention.mosaic_merge import MERGED_HEAD_DIMS, merge_splits
 from pallas_kernels.paged_attention.pages import Pages
 from pallas_kernels.paged_attention.tiles import BLOCK_ROWS, DecodeTiles
 
@@ -72,10 +73,9 @@ def decode_attention(
     arrays, scales = page_arrays(k_pages, v_pages)
     kinds, num_kv_heads = (kind_of(k_pages), kind_of(v_pages)), arrays[0].shape[1]
     group = num_heads // num_kv_heads
-    grouped = q.reshape(num_rows, num_queries, num_kv_heads, group, head_dim)
-    grouped = grouped.swapaxes(1, 2).reshape(num_rows, num_kv_heads, -1, head_dim)
-    real = grouped.shape[2]
-    grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, -real % ROW_STEP), (0, 0)))
+    real = num_queries * group
+    rows_shape = (num_rows, num_kv_heads, real + -real % ROW_STEP, head_dim)
+    grouped = _grouped_queries(q, rows_shape, shape.interpret)
     positions = table.shape[1] * shape.page_tokens
     split = tiles.split_for(positions)
     num_splits = _num_splits(positions, split, num_queries, shape.window)
@@ -83,12 +83,12 @@ def decode_attention(
     # Those of splits join where the splits do.
     inside = [] if by_row is None or num_splits > 1 else [by_row]
     sizes = {"num_queries": num_queries, "group": group, "split": split, "num_splits": num_splits}
-    run = _decode_call(grouped.shape, kinds, sizes | {"has_sinks": len(inside)}, shape, tiles)
+    run = _decode_call(rows_shape, kinds, sizes | {"has_sinks": len(inside)}, shape, tiles)
     parts = run(grouped, *arrays, table, starts, lengths, *scales, *inside)
-    out = parts[0]
+    out = parts[0][:, :, :real]
     if num_splits > 1:
-        out = _merge(Softmax(*parts), by_row, starts, lengths, split, shape).astype(q.dtype)
-    out = out[:, :, :real].reshape(num_rows, num_kv_heads, num_queries, group, head_dim)
+        out = _merge(Softmax(*parts), by_row, starts, lengths, split, real, shape)
+    out = out.reshape(num_rows, num_kv_heads, num_queries, group, head_dim)
     return out.swapaxes(1, 2).reshape(q.shape)
 
 
@@ -96,6 +96,23 @@ def _sinks_by_row(sinks: jax.Array, num_kv_heads: int) -> jax.Array:
     """The sink of each query row of a tile, in units of log2(e): [K, BLOCK_ROWS] f32."""
     by_head = sinks.astype(jnp.float32).reshape(num_kv_heads, -1) * jnp.float32(LOG2_E)
     return jnp.tile(by_head, (1, BLOCK_ROWS))[:, :BLOCK_ROWS]
+
+
+def _grouped_queries(
+    q: jax.Array, rows_shape: tuple[int, int, int, int], interpret: bool
+) -> jax.Array:
+    """Query rows by kv head: [B, K, rows, D], filled up with zeros; of one token [B, H, D].
+
+    There a kv head's rows are what lies behind its first query head: others' queries, which only
+    fill up the tile, and past the last one the zeros with which a copy fills in.
+    """
+    num_rows, num_kv_heads, rows, head_dim = rows_shape
+    if q.shape[1] == 1:
+        missing = ((0, 0), (0, rows if interpret else 0), (0, 0))  # the simulator does not fill in
+        return jnp.pad(q[:, 0], missing)
+    grouped = q.reshape(num_rows, q.shape[1], num_kv_heads, -1, head_dim)
+    grouped = grouped.swapaxes(1, 2).reshape(num_rows, num_kv_heads, -1, head_dim)
+    return jnp.pad(grouped, ((0, 0), (0, 0), (0, rows - grouped.shape[2]), (0, 0)))
 
 
 def _num_splits(positions: int, split: int, num_queries: int, window: int) -> int:
@@ -133,7 +150,7 @@ def _decode_call(
     sinks = [plgpu.SMEM((BLOCK_ROWS,), jnp.float32)] * sizes["has_sinks"]
     q_ready = plgpu.Barrier(num_arrivals=1 + sizes["has_sinks"])
     return plgpu.kernel(
-        functools.partial(_decode_kernel, **sizes, kinds=kinds, shape=shape),
+        functools.partial(_decode_kernel, **sizes, rows=rows_shape[2], kinds=kinds, shape=shape),
         out_type=out_type,
         grid=(num_kv_heads, sizes["num_splits"], num_rows),
         grid_names=("head", "split", "row"),
@@ -176,6 +193,7 @@ def _decode_kernel(
     split: int,
     num_splits: int,
     has_sinks: int,
+    rows: int,
     kinds: tuple[str, str],
     shape: BlockShape,
 ) -> None:
@@ -193,7 +211,7 @@ def _decode_kernel(
     row, head, part = (lax.axis_index(name) for name in ("row", "head", "split"))
     this_group, num_groups = lax.axis_index("columns"), shape.head_dim // shape.columns
     columns = pl.ds(this_group * shape.columns, shape.columns)
-    rows, stages, keys = q_gmem.shape[2], k_smem.shape[0], shape.block_keys
+    stages, keys = k_smem.shape[0], shape.block_keys
     start = starts_gmem[row]
     end = start + lengths_gmem[row]
     this = _first_split(start, split, shape.window) + part
@@ -266,7 +284,8 @@ def _decode_kernel(
     def attend() -> None:
         @pl.when(this_group == 0)
         def _start() -> None:
-            plgpu.copy_gmem_to_smem(q_gmem.at[row, head], q_smem.at[pl.ds(0, rows)], q_ready)
+            place = pl.ds(head * group, rows) if num_queries == 1 else head
+            plgpu.copy_gmem_to_smem(q_gmem.at[row, place], q_smem.at[pl.ds(0, rows)], q_ready)
             for gmem, smem in zip(sinks_gmem, sinks_smem, strict=True):
                 plgpu.copy_gmem_to_smem(gmem.at[head], smem, q_ready)
             for ahead in range(stages if not num_scales else 0):
@@ -279,12 +298,10 @@ def _decode_kernel(
             softmax = sunk_softmax(softmax, load(sinks_smem[0], WGMMA_ROWS, shape.interpret))
         store([normalized(softmax)] if num_splits == 1 else softmax)
 
-    def bring() -> None:
-        widen_blocks(sides, table_gmem, (row, head, last_page_of(end, shape)), (first, last), shape)
-
-    is_reader: Any = True
+    is_reader = this_group < num_groups if num_scales else True
     if num_scales:
-        is_reader = this_group < num_groups
+        place = (row, head, last_page_of(end, shape))
+        bring = functools.partial(widen_blocks, sides, table_gmem, place, (first, last), shape)
         pl.when(is_busy & (this_group == num_groups))(bring)
     pl.when(is_busy & is_reader)(attend)
     if num_splits == 1:  # else a split without keys is left out of the merge
@@ -298,18 +315,22 @@ def _merge(
     starts: jax.Array,
     lengths: jax.Array,
     split: int,
+    real: int,
     shape: BlockShape,
 ) -> jax.Array:
-    """The splits' partial results in one, added in order: [B, K, rows, D] f32.
+    """The splits' partial results in one, added in order: [B, K, real, D] bf16.
 
     sinks: [K, BLOCK_ROWS] of each row's head. A split that holds no key of its row wrote nothing:
     it is left out.
     """
-    weighted, peak, total = parts
-    num_splits = weighted.shape[2]
     ends = jnp.where(lengths > 0, starts + lengths, 0)
-    splits = _first_split(starts, split, shape.window)[:, None]
-    splits = splits + jnp.arange(num_splits, dtype=jnp.int32)[None]
+    first = _first_split(starts, split, shape.window)
+    if shape.head_dim in MERGED_HEAD_DIMS:
+        sizes = {"split": split, "real": real, "interpret": shape.interpret}
+        return merge_splits(parts, sinks, first, ends, **sizes)
+    weighted, peak, total = (array[:, :, :, :real] for array in parts)
+    num_splits = weighted.shape[2]
+    splits = first[:, None] + jnp.arange(num_splits, dtype=jnp.int32)[None]
     is_used = (splits * split < ends[:, None])[:, None, :, None]  # [B, 1, splits, 1]
     peak = jnp.where(is_used, peak, jnp.float32(-jnp.inf))
     highest = jnp.maximum(jnp.max(peak, axis=2, keepdims=True), jnp.float32(-1e30))
@@ -326,4 +347,4 @@ def _merge(
         add = weighted[:, :, one] * factor[..., None]
         out = out + jnp.where(used[..., None], add, jnp.float32(0))
     sums = jnp.where(sums > 0, sums, jnp.float32(1))
-    return out / sums[..., None]
+    return (out / sums[..., None]).astype(jnp.bfloat16)

@@ -1,6 +1,23 @@
 """A product with a matrix that is kept as codes of 4 or 8 bits."""
 
-from pallas_kernels.quant_matmul.api import quant_matmul, resolve_implementation
+from pallas_kernels.quant_matmul.api import (
+    coded_matmul_parts,
+    plain_matmul_parts,
+    quant_matmul,
+    quant_matmul_parts,
+    resolve_coded,
+    resolve_implementation,
+    resolve_plain,
+)
 from pallas_kernels.quant_matmul.reference import dequantize
 
-__all__ = ["dequantize", "quant_matmul", "resolve_implementation"]
+__all__ = [
+    "coded_matmul_parts",
+    "dequantize",
+    "plain_matmul_parts",
+    "quant_matmul",
+    "quant_matmul_parts",
+    "resolve_coded",
+    "resolve_implementation",
+    "resolve_plain",
+]

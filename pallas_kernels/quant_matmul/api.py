@@ -1,15 +1,21 @@
-"""The op `quant_matmul`: one signature, the implementation chosen by `dispatch`."""
+"""The op `quant_matmul`: one signature, the implementation chosen by `dispatch`.
+
+Its kernel sums a product in parts; who adds something to it anyway takes the parts.
+"""
 
 import functools
 from typing import Any, Literal
 
 import jax
 
-from pallas_kernels import dispatch
-from pallas_kernels.dispatch import Dtypes, Platform, Shapes
-from pallas_kernels.quant_matmul import reference
+from pallas_kernels import dispatch, triton_compat
+from pallas_kernels.dispatch import HOPPER, Dtypes, Platform, Shapes
+from pallas_kernels.quant_matmul import reference, xla
+from pallas_kernels.row_matmul import row_matmul
 
-Implementation = Literal["auto", "reference", "mosaic", "simulated"]
+MAX_PLAIN_ROWS = 128  # of one tile
+
+Implementation = Literal["auto", "reference", "mosaic", "triton", "simulated"]
 
 
 def _mosaic(*arrays: Any, **options: Any) -> jax.Array:
@@ -17,6 +23,56 @@ def _mosaic(*arrays: Any, **options: Any) -> jax.Array:
     from pallas_kernels.quant_matmul import mosaic
 
     return mosaic.quant_matmul(*arrays, **options)
+
+
+def _triton(*arrays: Any, **options: Any) -> jax.Array:
+    from pallas_kernels.quant_matmul import triton
+
+    return triton.quant_matmul(*arrays, **options)
+
+
+def _why_not_triton(shapes: Shapes, dtypes: Dtypes, group: int, platform: Platform) -> str | None:
+    if reason := triton_compat.why_not_triton(platform):
+        return reason
+    from pallas_kernels.quant_matmul import triton
+
+    return triton.why_not(shapes, dtypes, platform, group=group)
+
+
+def _mosaic_parts(*arrays: Any, **options: Any) -> jax.Array:
+    from pallas_kernels.quant_matmul import mosaic
+
+    return mosaic.quant_matmul_parts(*arrays, **options)
+
+
+def _mosaic_plain(*arrays: Any, **options: Any) -> jax.Array:
+    from pallas_kernels.quant_matmul import mosaic
+
+    return mosaic.plain_matmul_parts(*arrays, **options)
+
+
+def _mosaic_coded(*arrays: Any, **options: Any) -> jax.Array:
+    from pallas_kernels.quant_matmul import mosaic
+
+    return mosaic.coded_matmul_parts(*arrays, **options)
+
+
+def _why_not_coded(
+    shapes: Shapes, dtypes: Dtypes, platform: Platform, options: dict[str, int]
+) -> str | None:
+    if reason := dispatch.why_not_hopper(platform):
+        return reason
+    from pallas_kernels.quant_matmul import mosaic
+
+    return mosaic.why_not_coded(shapes, dtypes, platform, **options)
+
+
+def _why_not_plain(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
+    if reason := dispatch.why_not_hopper(platform):
+        return reason
+    from pallas_kernels.quant_matmul import mosaic
+
+    return mosaic.why_not_plain(shapes, dtypes, platform)
 
 
 def _why_not_mosaic(shapes: Shapes, dtypes: Dtypes, group: int, platform: Platform) -> str | None:
@@ -30,7 +86,25 @@ def _why_not_mosaic(shapes: Shapes, dtypes: Dtypes, group: int, platform: Platfo
 IMPLEMENTATIONS = {
     "reference": reference.quant_matmul,
     "mosaic": _mosaic,
+    "triton": _triton,
     "simulated": functools.partial(_mosaic, interpret=True),
+}
+IN_PARTS = {
+    "reference": lambda *arrays, **options: reference.quant_matmul(*arrays, **options)[None],
+    "mosaic": _mosaic_parts,
+    "triton": lambda *arrays, **options: _triton(*arrays, **options)[None],
+    "simulated": functools.partial(_mosaic_parts, interpret=True),
+}
+PLAIN_IN_PARTS = {
+    "reference": lambda x, matrix: row_matmul(x, matrix)[None],
+    "mosaic": _mosaic_plain,
+    "simulated": functools.partial(_mosaic_plain, interpret=True),
+}
+CODED_IN_PARTS = {
+    "reference": lambda *arrays, **options: reference.coded_matmul(*arrays, **options)[None],
+    "xla": lambda *arrays, **options: xla.coded_matmul(*arrays, **options)[None],
+    "mosaic": _mosaic_coded,
+    "simulated": functools.partial(_mosaic_coded, interpret=True),
 }
 
 
@@ -51,10 +125,104 @@ def quant_matmul(
         implementation: "auto" is what serves the call best on this process's first device; a
             program for another device names its own. "simulated" is `mosaic` on a CPU: slow.
     """
-    shapes, dtypes = {"x": x.shape, "codes": codes.shape}, {"x": x.dtype, "codes": codes.dtype}
-    name = resolve_implementation(implementation, shapes, dtypes, group=group)
+    name = _resolve(implementation, x, codes, group)
     options = {"group": group, "out_group": out_group}
     return IMPLEMENTATIONS[name](x, codes, scales, zeros, offsets, **options)
+
+
+def quant_matmul_parts(
+    x: jax.Array,
+    codes: jax.Array,
+    scales: jax.Array,
+    zeros: jax.Array | None = None,
+    offsets: jax.Array | None = None,
+    *,
+    group: int,
+    out_group: int = 1,
+    implementation: Implementation = "auto",
+) -> jax.Array:
+    """[parts, ..., out] f32: arrays whose sum, in order, is `quant_matmul`."""
+    name = _resolve(implementation, x, codes, group)
+    options = {"group": group, "out_group": out_group}
+    return IN_PARTS[name](x, codes, scales, zeros, offsets, **options)
+
+
+def plain_matmul_parts(
+    x: jax.Array, matrix: jax.Array, *, implementation: Implementation
+) -> jax.Array:
+    """[parts, ..., out] f32: arrays whose sum, in order, is `row_matmul`.
+
+    "mosaic" streams the matrix once past few rows, in splits that depend on the matrix alone; more
+    than `MAX_PLAIN_ROWS`, where arithmetic is the bound, are XLA's.
+    """
+    rows = x.size // x.shape[-1]
+    name = implementation if rows <= MAX_PLAIN_ROWS else "reference"
+    return PLAIN_IN_PARTS[name](x.astype(matrix.dtype), matrix)
+
+
+def coded_matmul_parts(
+    x: jax.Array,
+    x_scales: jax.Array,
+    codes: jax.Array,
+    scales: jax.Array,
+    *,
+    group: int,
+    out_group: int = 1,
+    implementation: Implementation,
+) -> jax.Array:
+    """[parts, ..., out] f32, whose sum, in order, is `reference.coded_matmul`.
+
+    "mosaic" is for few rows; more than `MAX_PLAIN_ROWS` are XLA's where it serves the matrix, too.
+    """
+    options = {"group": group, "out_group": out_group}
+    name, is_whole_row = implementation, group >= x.shape[-1] and out_group == 1
+    if name == "mosaic" and is_whole_row and x.size // x.shape[-1] > MAX_PLAIN_ROWS:
+        name = "xla"
+    return CODED_IN_PARTS[name](x, x_scales, codes, scales, **options)
+
+
+def resolve_coded(
+    wanted: str,
+    shapes: Shapes,
+    dtypes: Dtypes,
+    *,
+    group: int,
+    out_group: int,
+    platform: Platform | None = None,
+) -> str:
+    """The implementation of `coded_matmul_parts`; where a named one cannot serve, the reference.
+
+    Args:
+        shapes, dtypes: of x and codes, by name. group, out_group: codes under one scale.
+        platform: where the program will run; None for this process's first device.
+    """
+    where = HOPPER if wanted == "simulated" else platform or dispatch.current_platform()
+    options = {"group": group, "out_group": out_group}
+    if wanted == "reference":
+        return "reference"
+    if wanted in dispatch.OF_HOPPER and not _why_not_coded(shapes, dtypes, where, options):
+        return "simulated" if wanted == "simulated" else "mosaic"
+    return "reference" if xla.why_not_coded(shapes, dtypes, where, **options) else "xla"
+
+
+def _resolve(wanted: str, x: jax.Array, codes: jax.Array, group: int) -> str:
+    shapes, dtypes = {"x": x.shape, "codes": codes.shape}, {"x": x.dtype, "codes": codes.dtype}
+    return resolve_implementation(wanted, shapes, dtypes, group=group)
+
+
+def resolve_plain(
+    wanted: str, shapes: Shapes, dtypes: Dtypes, platform: Platform | None = None
+) -> str:
+    """The implementation of `plain_matmul_parts`; where a named one cannot serve, the reference.
+
+    Args:
+        shapes: of x and matrix, by name. dtypes: likewise.
+        platform: where the program will run; None for this process's first device.
+    """
+    where = HOPPER if wanted == "simulated" else platform or dispatch.current_platform()
+    if wanted not in dispatch.OF_HOPPER or _why_not_plain(shapes, dtypes, where):
+        return "reference"
+    return "simulated" if wanted == "simulated" else "mosaic"
 
 
 def resolve_implementation(
@@ -75,7 +243,11 @@ def resolve_implementation(
         ValueError: a name that the op does not have, or that cannot serve these arrays there.
     """
     reason = functools.partial(_why_not_mosaic, shapes, dtypes, group)
-    dispatch.refuse_named("quant_matmul", wanted, reason, platform)
+    of_triton = functools.partial(_why_not_triton, shapes, dtypes, group)
+    dispatch.refuse_named("quant_matmul", wanted, reason, platform, of_triton)
     where = platform or dispatch.current_platform()
-    is_better = {"mosaic": functools.partial(reason, where)}
+    is_better = {
+        "mosaic": functools.partial(reason, where),
+        "triton": functools.partial(of_triton, where),
+    }
     return dispatch.resolve("quant_matmul", IMPLEMENTATIONS, wanted, is_better)

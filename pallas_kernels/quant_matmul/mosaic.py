@@ -1,83 +1,36 @@
-"""`quant_matmul` on Mosaic GPU: codes are widened in registers, after the copy to shared memory.
+"""`quant_matmul` on Mosaic GPU: what it takes, and how arrays are laid out for its kernel.
 
-A program is 64 outputs a warpgroup and one tile of rows: out[m, o] = sum over groups of
-scale[o] · (codes[o] · x[m]). Codes are exact in bfloat16, so all rounding is that of float32 sums;
-zero points and offsets multiply the sums of x over each group, which XLA makes beforehand.
+out[m, o] = sum over groups of scale[o] · (codes[o] · x[m]). Codes are exact in bfloat16, so all
+rounding is that of float32 sums; zero points and offsets multiply the sums of x over each group,
+which XLA makes beforehand. Plain bfloat16 matrices stream through the same kernel.
 """
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import Dtypes, Platform, Shapes, refuse, why_not_hopper
 from pallas_kernels.folded_sum import folded_sum
-from pallas_kernels.mosaic_compat import (
-    full,
-    load,
-    matmul_registers,
-    simulation,
-    store_transposed,
-    tiled_smem,
-)
+from pallas_kernels.quant_matmul.mosaic_kernel import Blocks, call_kernel
 from pallas_kernels.quant_matmul.tiles import (
     BLOCK_IN,
     BLOCK_OUT,
     MIN_ADDEND_ROWS,
     MIN_GROUP,
+    PLAIN_BLOCK_IN,
     QuantTiles,
     num_splits,
+    plain_tiles,
     quant_tiles,
 )
 
-WGMMA = plgpu.Layout.WGMMA
 LEAST_COPY_BYTES = 128  # to shared memory
-LOWEST = {4: -8.0, 8: -128.0}
 _CODE_DTYPES = (jnp.uint8, jnp.int8)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Blocks:
-    """Static sizes of one call.
-
-    block_in: columns of a step. segment: of them, those that are summed before they are scaled.
-    bits: of a code. addend: "none", "zeros" or "offsets". splits: programs along the columns.
-    """
-
-    columns: int
-    group: int
-    block_in: int
-    bits: int
-    addend: str
-    splits: int
-    tiles: QuantTiles
-    interpret: bool
-
-    @property
-    def segment(self) -> int:
-        return min(self.group, self.block_in)
-
-    @property
-    def num_segments(self) -> int:
-        """Of one step."""
-        return self.block_in // self.segment
-
-    @property
-    def outputs(self) -> int:
-        return self.tiles.warpgroups * BLOCK_OUT
-
-    @property
-    def num_blocks(self) -> int:
-        return self.columns // self.block_in
-
-    @property
-    def split_blocks(self) -> int:
-        return -(-self.num_blocks // self.splits)
+_DIRECT_DTYPES = (jnp.int8, jnp.float8_e4m3fn)
 
 
 def why_not(shapes: Shapes, dtypes: Dtypes, platform: Platform, *, group: int) -> str | None:
@@ -113,7 +66,12 @@ def _block_in(columns: int, group: int) -> int:
     return 0
 
 
-def quant_matmul(
+def quant_matmul(*arrays: Any, **options: Any) -> jax.Array:
+    """See `reference.quant_matmul`; otherwise as `quant_matmul_parts`."""
+    return functools.reduce(jnp.add, list(quant_matmul_parts(*arrays, **options)))  # in order
+
+
+def quant_matmul_parts(
     x: jax.Array,
     codes: jax.Array,
     scales: jax.Array,
@@ -125,7 +83,8 @@ def quant_matmul(
     tiles: QuantTiles | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """See `reference.quant_matmul`; x is bfloat16, and nothing is rounded to it but x itself.
+    """[splits, ..., out] f32, whose sum in order is the product. See `reference.quant_matmul`; x is
+    bfloat16, and nothing is rounded to it but x itself.
 
     Args:
         tiles: sizes; None for the defaults of that many rows.
@@ -139,27 +98,138 @@ def quant_matmul(
     columns, outputs = x.shape[-1], codes.shape[0]
     rows = x.reshape(-1, columns)
     addend: Any = zeros if offsets is None else offsets
-    has_addend = addend is not None
+    names = () if addend is None else ("offsets" if zeros is None else "zeros", "sums")
     if tiles is None:
-        tiles = _default_tiles(rows.shape[0], outputs, group, has_addend, interpret)
-    _check_tiles(tiles, outputs, has_addend)
-    blocks = _Blocks(
+        tiles = quant_tiles(rows.shape[0], group=group, has_addend=bool(names))
+        tiles = _fitting_tiles(tiles, outputs, interpret)
+    _check_tiles(tiles, outputs, bool(names))
+    blocks = Blocks(
         columns=columns,
         group=min(group, columns),
         block_in=_block_in(columns, group),
         bits=4 if codes.dtype == jnp.uint8 else 8,
-        addend="zeros" if zeros is not None else "none" if offsets is None else "offsets",
+        beside=("scales", *names),
+        is_direct=False,
         splits=num_splits(columns, outputs, rows.shape[0], tiles),
         tiles=tiles,
         interpret=interpret,
     )
-    padded = jnp.pad(rows, ((0, -rows.shape[0] % tiles.block_rows), (0, 0)))
+    padded = _padded(rows, tiles)
     arrays = [padded, _as_codes(codes, blocks), _scale_an_output(scales, out_group, outputs)]
-    if has_addend:
+    if names:
         arrays += [_as_copied(addend, blocks), _segment_sums(padded, blocks)]
-    parts = _call(padded.shape[0], outputs, arrays, blocks)
-    out = functools.reduce(jnp.add, list(parts))  # in order
-    return out[: rows.shape[0]].reshape(*x.shape[:-1], outputs)
+    parts = call_kernel(padded.shape[0], outputs, arrays, blocks)
+    return parts[:, : rows.shape[0]].reshape(-1, *x.shape[:-1], outputs)
+
+
+def why_not_coded(
+    shapes: Shapes, dtypes: Dtypes, platform: Platform, *, group: int, out_group: int
+) -> str | None:
+    """Why `coded_matmul_parts` cannot serve a call, or None. Names: x, codes."""
+    if reason := why_not_hopper(platform):
+        return reason
+    columns, outputs = shapes["x"][-1], shapes["codes"][0]
+    if jnp.dtype(dtypes["codes"]) not in _DIRECT_DTYPES:
+        return f"codes are {jnp.dtype(dtypes['codes'])}; it takes int8 and float8_e4m3fn"
+    if outputs % BLOCK_OUT:
+        return f"the matrix has {outputs} outputs; it takes multiples of {BLOCK_OUT}"
+    if columns % BLOCK_IN[0] or (group < columns and group % BLOCK_IN[0]):
+        return f"{columns} columns in groups of {group}; it takes multiples of {BLOCK_IN[0]}"
+    return None
+
+
+def coded_matmul_parts(
+    x: jax.Array,
+    x_scales: jax.Array,
+    codes: jax.Array,
+    scales: jax.Array,
+    *,
+    group: int,
+    out_group: int = 1,
+    tiles: QuantTiles | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """[splits, ..., out] f32, whose sum in order is `reference.coded_matmul`.
+
+    Codes are multiplied as they are: int8 exactly, fp8 with float32 sums.
+
+    Args:
+        tiles, interpret: as for `quant_matmul_parts`.
+    """
+    columns, outputs = x.shape[-1], codes.shape[0]
+    rows = x.reshape(-1, columns)
+    if tiles is None:
+        tiles = _fitting_tiles(quant_tiles(rows.shape[0], has_addend=True), outputs, interpret)
+    _check_tiles(tiles, outputs, True)
+    blocks = Blocks(
+        columns=columns,
+        group=min(group, columns),
+        block_in=BLOCK_IN[0],
+        bits=8,
+        beside=("scales", "row scales"),
+        is_direct=True,
+        splits=num_splits(columns, outputs, rows.shape[0], tiles),
+        tiles=tiles,
+        interpret=interpret,
+    )
+    padded = _padded(rows, tiles)
+    of_rows = _padded(x_scales.reshape(rows.shape[0], -1), tiles).T
+    arrays = [padded, codes, _scale_an_output(scales, out_group, outputs), of_rows]
+    parts = call_kernel(padded.shape[0], outputs, arrays, blocks)
+    return parts[:, : rows.shape[0]].reshape(-1, *x.shape[:-1], outputs)
+
+
+def why_not_plain(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
+    """Why `plain_matmul_parts` cannot serve a call, or None. Names: x, matrix."""
+    if reason := why_not_hopper(platform):
+        return reason
+    outputs, columns = shapes["matrix"]
+    for name in ("x", "matrix"):
+        if jnp.dtype(dtypes[name]) != jnp.bfloat16:
+            return f"{name} is {jnp.dtype(dtypes[name])}; it takes bfloat16"
+    if outputs % BLOCK_OUT or columns % PLAIN_BLOCK_IN:
+        return f"the matrix is {outputs} by {columns}; it takes multiples of {BLOCK_OUT}"
+    return None
+
+
+def plain_matmul_parts(
+    x: jax.Array,
+    matrix: jax.Array,
+    *,
+    tiles: QuantTiles | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """[splits, ..., out] f32, whose sum in order is x · matrixᵀ.
+
+    Args:
+        x: [..., in] bf16. matrix: [out, in] bf16.
+        tiles, interpret: as for `quant_matmul_parts`.
+
+    Cost: 2·rows·in·out FLOPs; reads the matrix once for every tile of rows.
+    """
+    outputs, columns = matrix.shape
+    rows = x.reshape(-1, columns)
+    if tiles is None:
+        tiles = _fitting_tiles(plain_tiles(rows.shape[0]), outputs, interpret)
+    _check_tiles(tiles, outputs, False)
+    blocks = Blocks(
+        columns=columns,
+        group=columns,
+        block_in=PLAIN_BLOCK_IN,
+        bits=16,
+        beside=(),
+        is_direct=True,
+        splits=num_splits(columns, outputs, rows.shape[0], tiles),
+        tiles=tiles,
+        interpret=interpret,
+    )
+    padded = _padded(rows, tiles)
+    parts = call_kernel(padded.shape[0], outputs, [padded, matrix], blocks)
+    return parts[:, : rows.shape[0]].reshape(-1, *x.shape[:-1], outputs)
+
+
+def _padded(rows: jax.Array, tiles: QuantTiles) -> jax.Array:
+    return jnp.pad(rows, ((0, -rows.shape[0] % tiles.block_rows), (0, 0)))
 
 
 def _scale_an_output(scales: jax.Array, out_group: int, outputs: int) -> jax.Array:
@@ -167,22 +237,19 @@ def _scale_an_output(scales: jax.Array, out_group: int, outputs: int) -> jax.Arr
     return scales if out_group == 1 else jnp.repeat(scales, out_group, axis=1)[:, :outputs]
 
 
-def _as_copied(addend: jax.Array, blocks: _Blocks) -> jax.Array:
+def _as_copied(addend: jax.Array, blocks: Blocks) -> jax.Array:
     """Zeros or offsets, wide enough for a copy to shared memory."""
     if addend.dtype == jnp.int8 and blocks.outputs * blocks.num_segments < LEAST_COPY_BYTES:
         return addend.astype(jnp.bfloat16)  # exact
     return addend
 
 
-def _default_tiles(
-    num_rows: int, outputs: int, group: int, has_addend: bool, interpret: bool
-) -> QuantTiles:
-    """The defaults; one warpgroup where two do not fit, and in the simulator.
+def _fitting_tiles(tiles: QuantTiles, outputs: int, interpret: bool) -> QuantTiles:
+    """One warpgroup where two do not fit, and in the simulator.
 
     It runs several warpgroups as programs inside of the program, for which the threads of a small
     CPU do not always suffice.
     """
-    tiles = quant_tiles(num_rows, group=group, has_addend=has_addend)
     is_single = interpret or outputs % (tiles.warpgroups * BLOCK_OUT) > 0
     return replace(tiles, warpgroups=1) if is_single else tiles
 
@@ -196,154 +263,14 @@ def _check_tiles(tiles: QuantTiles, outputs: int, has_addend: bool) -> None:
         raise ValueError(f"tiles={tiles}: {outputs} outputs are no multiple of 128; take one")
 
 
-def _as_codes(codes: jax.Array, blocks: _Blocks) -> jax.Array:
+def _as_codes(codes: jax.Array, blocks: Blocks) -> jax.Array:
     """[out, in] of signed integers; two 4-bit codes a byte are what the GPU calls int4."""
     if blocks.bits == 8:
         return codes
     return lax.bitcast_convert_type(codes, jnp.int4).reshape(codes.shape[0], -1)
 
 
-def _segment_sums(rows: jax.Array, blocks: _Blocks) -> jax.Array:
+def _segment_sums(rows: jax.Array, blocks: Blocks) -> jax.Array:
     """[segments, rows] f32: x summed over the columns of each segment."""
     split = rows.astype(jnp.float32).reshape(rows.shape[0], -1, blocks.segment)
     return folded_sum(split)[..., 0].T
-
-
-# A program may hold hundreds of such calls of a few shapes: each shape is traced and lowered once.
-@functools.partial(jax.jit, static_argnums=(0, 1, 3))
-def _call(num_rows: int, outputs: int, arrays: list[jax.Array], blocks: _Blocks) -> jax.Array:
-    """The kernel: [splits, rows, out] f32."""
-    tiles, stages = blocks.tiles, blocks.tiles.stages
-    code_dtype = jnp.int4 if blocks.bits == 4 else jnp.int8
-    splits = -(-blocks.num_blocks // blocks.split_blocks)
-    segments = blocks.num_segments
-    inputs = [
-        tiled_smem(stages, tiles.block_rows, blocks.block_in, tile_columns=blocks.segment),
-        tiled_smem(stages, blocks.outputs, blocks.block_in, dtype=code_dtype),
-        plgpu.SMEM((stages, segments, blocks.outputs), arrays[2].dtype),
-    ]
-    if blocks.addend != "none":
-        inputs += [
-            plgpu.SMEM((stages, segments, blocks.outputs), arrays[3].dtype),
-            plgpu.SMEM((stages, segments, tiles.block_rows), jnp.float32),
-        ]
-    result = tiled_smem(tiles.warpgroups, tiles.block_rows, BLOCK_OUT, dtype=jnp.float32)
-    barriers = [
-        plgpu.Barrier(num_arrivals=len(inputs), num_barriers=stages),
-        plgpu.Barrier(num_arrivals=tiles.warpgroups, num_barriers=stages),
-    ]
-    return plgpu.kernel(
-        functools.partial(_kernel, num_inputs=len(inputs), blocks=blocks),
-        out_type=jax.ShapeDtypeStruct((splits, num_rows, outputs), jnp.float32),
-        grid=(outputs // blocks.outputs, splits, num_rows // tiles.block_rows),
-        grid_names=("out", "split", "rows"),
-        num_threads=tiles.warpgroups,
-        thread_name="warpgroup",
-        scratch_types=[inputs, result, barriers],
-        compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=0),
-        kernel_name="quant_matmul",
-        interpret=simulation(blocks.interpret),
-    )(*arrays)
-
-
-def _kernel(*refs: Any, num_inputs: int, blocks: _Blocks) -> None:
-    gmem, (out_gmem, smem, out_smem, (ready, is_read)) = refs[:num_inputs], refs[num_inputs:]
-    this, stages = lax.axis_index("warpgroup"), blocks.tiles.stages
-    split = lax.axis_index("split")
-    first = split * blocks.split_blocks
-    last = jnp.minimum(first + blocks.split_blocks, blocks.num_blocks)
-
-    def fetch(block: Any) -> None:
-        buffer = lax.rem(block - first, jnp.int32(stages))
-        for source, target in zip(_places(gmem, block, blocks), smem, strict=True):
-            plgpu.copy_gmem_to_smem(source, target.at[buffer], ready.at[buffer])
-
-    @pl.when(this == 0)
-    def _start() -> None:
-        for ahead in range(stages):
-            pl.when(first + ahead < last)(functools.partial(fetch, first + ahead))
-
-    def step(block: Any, total: jax.Array) -> jax.Array:
-        buffer = lax.rem(block - first, jnp.int32(stages))
-        plgpu.barrier_wait(ready.at[buffer])
-        total = _add_step(total, [one.at[buffer] for one in smem], this, blocks)
-
-        @pl.when(block + stages < last)
-        def _refill() -> None:
-            # Also with one warpgroup: one of its warps must not overtake what another still loads.
-            plgpu.barrier_arrive(is_read.at[buffer])
-
-            @pl.when(this == 0)
-            def _fetch() -> None:
-                plgpu.barrier_wait(is_read.at[buffer])
-                fetch(block + stages)
-
-        return total
-
-    zero = full((BLOCK_OUT, blocks.tiles.block_rows), 0.0, WGMMA, blocks.interpret)
-    total = lax.fori_loop(first, last, step, zero)
-    store_transposed(out_smem.at[this], total, blocks.interpret)
-    plgpu.commit_smem()
-    out_rows = pl.ds(lax.axis_index("out") * blocks.outputs + this * BLOCK_OUT, BLOCK_OUT)
-    rows = pl.ds(lax.axis_index("rows") * blocks.tiles.block_rows, blocks.tiles.block_rows)
-    plgpu.copy_smem_to_gmem(out_smem.at[this], out_gmem.at[split, rows, out_rows])
-    plgpu.wait_smem_to_gmem(0)
-
-
-def _places(gmem: Any, block: Any, blocks: _Blocks) -> list[Any]:
-    """What one step needs of each input: x, codes, scales, then addends and sums of x.
-
-    Example: steps of 128. Groups of 32: step 2 takes rows 8 to 11 of the scales; groups of 256:
-    row 1.
-    """
-    columns = pl.ds(block * blocks.block_in, blocks.block_in)
-    outputs = pl.ds(lax.axis_index("out") * blocks.outputs, blocks.outputs)
-    rows = pl.ds(lax.axis_index("rows") * blocks.tiles.block_rows, blocks.tiles.block_rows)
-    count = blocks.num_segments
-    segments = pl.ds(block * count, count)
-    groups = segments
-    if blocks.group > blocks.block_in:
-        groups = pl.ds(lax.div(block * blocks.block_in, jnp.int32(blocks.group)), 1)
-    places = [
-        gmem[0].at[rows, columns],
-        gmem[1].at[outputs, columns],
-        gmem[2].at[groups, outputs],
-    ]
-    if blocks.addend != "none":
-        places += [gmem[3].at[groups, outputs], gmem[4].at[segments, rows]]
-    return places
-
-
-def _add_step(total: jax.Array, smem: list[Any], this: Any, blocks: _Blocks) -> jax.Array:
-    """The total with one step of this warpgroup's outputs."""
-    x_smem, codes_smem, scales_smem, *addend_smem = smem
-    mine = pl.ds(this * BLOCK_OUT, BLOCK_OUT)
-    codes = load(codes_smem.at[mine], WGMMA, blocks.interpret).astype(jnp.bfloat16)
-    for number in range(blocks.num_segments):
-        start = number * blocks.segment
-        part = codes
-        if blocks.num_segments > 1:
-            part = lax.slice(codes, (0, start), (BLOCK_OUT, start + blocks.segment))
-        x_part = x_smem.at[:, pl.ds(start, blocks.segment)]
-        product = matmul_registers(part, x_part, blocks.interpret)
-        scale = _of_outputs(scales_smem.at[number, mine], blocks)
-        total = total + product * lax.broadcast_in_dim(scale, product.shape, [0])
-        if addend_smem:
-            shift = _shift(_of_outputs(addend_smem[0].at[number, mine], blocks), scale, blocks)
-            layout = WGMMA.reduce(0)
-            sums = load(addend_smem[1].at[number], layout, blocks.interpret)
-            shifts = lax.broadcast_in_dim(shift, product.shape, [0])
-            total = total + shifts * lax.broadcast_in_dim(sums, product.shape, [1])
-    return total
-
-
-def _of_outputs(ref: Any, blocks: _Blocks) -> jax.Array:
-    """[64] f32, a value of each output."""
-    return load(ref, WGMMA.reduce(1), blocks.interpret).astype(jnp.float32)
-
-
-def _shift(addend: jax.Array, scale: jax.Array, blocks: _Blocks) -> jax.Array:
-    """What every element of a group has beside code · scale."""
-    if blocks.addend == "zeros":
-        return -(addend * scale)
-    return addend - scale * jnp.float32(LOWEST[blocks.bits])

@@ -39,6 +39,32 @@ def quant_matmul(
     return row_matmul(x, matrix.astype(x.dtype))
 
 
+def coded_matmul(
+    x: jax.Array,
+    x_scales: jax.Array,
+    codes: jax.Array,
+    scales: jax.Array,
+    *,
+    group: int,
+    out_group: int = 1,
+) -> jax.Array:
+    """X · Wᵀ in float32, where rows are codes too: X is decoded like W, a scale a group of a row.
+
+    Args:
+        x: [..., in] i8 or f8_e4m3fn, of the codes' dtype.
+        x_scales: [..., ceil(in/group)] f32.
+        codes, scales, group, out_group: as for `dequantize`.
+
+    Returns:
+        [..., out] f32.
+
+    Cost: 2·rows·in·out operations of 8 bits; reads in·out codes once.
+    """
+    matrix = dequantize(codes, scales, columns=x.shape[-1], group=group, out_group=out_group)
+    wide = jnp.repeat(x_scales, group, axis=-1)[..., : x.shape[-1]]
+    return row_matmul(x.astype(jnp.float32) * wide, matrix)
+
+
 def dequantize(
     codes: jax.Array,
     scales: jax.Array,

@@ -11,6 +11,7 @@ from importlib import resources
 
 BLOCK_OUT = 64  # outputs of one warpgroup: the rows of one wgmma
 BLOCK_IN = (128, 64)  # columns of one step of the pipeline, the best first
+PLAIN_BLOCK_IN = 64  # of a step of bfloat16 matrices: two programs fit on a multiprocessor
 MIN_GROUP = 16  # columns of one wgmma
 MIN_ADDEND_ROWS = 32  # of a tile, with zeros or offsets: a copy of 32 sums is 128 bytes, the least
 ROW_CHOICES = (16, 32, 64, 128)
@@ -67,7 +68,13 @@ def quant_tiles(num_rows: int, *, group: int = 128, has_addend: bool = False) ->
     """
     sizes = row_choices(group, has_addend)
     block_rows = next((size for size in sizes if num_rows <= size), sizes[-1])
-    return QuantTiles(block_rows=block_rows, **_defaults()[str(block_rows)])
+    return QuantTiles(block_rows=block_rows, **_defaults()["codes"][str(block_rows)])
+
+
+def plain_tiles(num_rows: int) -> QuantTiles:
+    """The default sizes for that many rows of x and a bfloat16 matrix."""
+    block_rows = next((size for size in ROW_CHOICES if num_rows <= size), ROW_CHOICES[-1])
+    return QuantTiles(block_rows=block_rows, **_defaults()["bfloat16"][str(block_rows)])
 
 
 def row_choices(group: int, has_addend: bool) -> tuple[int, ...]:
@@ -91,7 +98,18 @@ def tile_choices(
     return [one for one in choices if one.shared_bytes(code_bits) + 8192 <= shared_bytes]
 
 
+def plain_choices(shared_bytes: int) -> list[QuantTiles]:
+    """Every choice for bfloat16 matrices that fits into the shared memory of a program."""
+    choices = [
+        QuantTiles(warpgroups=warpgroups, block_rows=rows, stages=stages)
+        for rows in ROW_CHOICES
+        for warpgroups in (1, 2)
+        for stages in (3, 4, 5)
+    ]
+    return [one for one in choices if one.shared_bytes(16, PLAIN_BLOCK_IN) + 1024 <= shared_bytes]
+
+
 @functools.cache
-def _defaults() -> dict[str, dict[str, int]]:
+def _defaults() -> dict[str, dict[str, dict[str, int]]]:
     folder = resources.files("pallas_kernels.quant_matmul")
     return json.loads(folder.joinpath("tiles.json").read_text("utf-8"))

@@ -1,5 +1,10 @@
 """Root-mean-square normalization."""
 
-from pallas_kernels.rms_norm.api import add_rms_norm, resolve_implementation, rms_norm
+from pallas_kernels.rms_norm.api import (
+    add_rms_norm,
+    resolve_implementation,
+    resolve_residual,
+    rms_norm,
+)
 
-__all__ = ["add_rms_norm", "resolve_implementation", "rms_norm"]
+__all__ = ["add_rms_norm", "resolve_implementation", "resolve_residual", "rms_norm"]

@@ -1,7 +1,9 @@
 """The op `rms_norm` and its form with a residual: the implementation chosen by `dispatch`.
 
 "auto" is `xla` on a GPU and the reference elsewhere. `mosaic` has to be asked for: inside a model
-XLA fuses the norm with what stands before and after, which a kernel of its own prevents.
+XLA fuses the norm with what stands before and after, which a kernel of its own prevents. With a
+residual it is the other way round: one kernel adds, keeps and norms, of which XLA makes two or
+three; there "auto" is `mosaic` where it serves.
 """
 
 import functools
@@ -9,11 +11,12 @@ from typing import Any, Literal
 
 import jax
 
-from pallas_kernels import dispatch
+from pallas_kernels import dispatch, triton_compat
 from pallas_kernels.dispatch import Platform
 from pallas_kernels.rms_norm import reference, xla
+from pallas_kernels.rms_norm.reference import add_normed
 
-Implementation = Literal["auto", "reference", "xla", "mosaic", "simulated"]
+Implementation = Literal["auto", "reference", "xla", "mosaic", "triton", "simulated"]
 
 
 def _mosaic(*arrays: jax.Array, **options: Any) -> jax.Array:
@@ -36,16 +39,36 @@ def _why_not_mosaic(columns: int, dtype: Any, platform: Platform) -> str | None:
     return mosaic.why_not({"x": (1, columns)}, {"x": dtype}, platform)
 
 
+def _triton(*arrays: jax.Array, **options: Any) -> jax.Array:
+    from pallas_kernels.rms_norm import triton
+
+    return triton.rms_norm(*arrays, **options)
+
+
+def _add_triton(*arrays: Any, **options: Any) -> tuple[jax.Array, jax.Array]:
+    return add_normed(_triton, *arrays, **options)
+
+
+def _why_not_triton(columns: int, dtype: Any, platform: Platform) -> str | None:
+    if reason := triton_compat.why_not_triton(platform):
+        return reason
+    from pallas_kernels.rms_norm import triton
+
+    return triton.why_not({"x": (1, columns)}, {"x": dtype}, platform)
+
+
 IMPLEMENTATIONS = {
     "reference": reference.rms_norm,
     "xla": xla.rms_norm,
     "mosaic": _mosaic,
+    "triton": _triton,
     "simulated": functools.partial(_mosaic, interpret=True),
 }
 WITH_RESIDUAL = {
     "reference": reference.add_rms_norm,
     "xla": xla.add_rms_norm,
     "mosaic": _add_mosaic,
+    "triton": _add_triton,
     "simulated": functools.partial(_add_mosaic, interpret=True),
 }
 
@@ -64,14 +87,32 @@ def rms_norm(
 
 def add_rms_norm(
     x: jax.Array,
-    addend: jax.Array,
+    parts: jax.Array,
     weight: jax.Array,
+    addend_weight: jax.Array | None = None,
     *,
     eps: float,
     implementation: Implementation = "auto",
 ) -> tuple[jax.Array, jax.Array]:
-    """The sum x + addend and its norm; see `reference.add_rms_norm` for shapes."""
-    return WITH_RESIDUAL[resolve_implementation(implementation)](x, addend, weight, eps=eps)
+    """x + the sum of the parts, and its norm; see `reference.add_rms_norm` for shapes."""
+    name = resolve_residual(implementation, None, x.shape[-1], x.dtype)
+    return WITH_RESIDUAL[name](x, parts, weight, addend_weight, eps=eps)
+
+
+def resolve_residual(wanted: str, platform: Platform | None, columns: int, dtype: Any) -> str:
+    """The implementation of `add_rms_norm` that `wanted` stands for.
+
+    Args:
+        platform: where the program will run; None for this process's first device.
+        columns: E; dtype: of x.
+
+    Raises:
+        ValueError: a name that the op does not have, or that cannot serve such rows there.
+    """
+    name = resolve_implementation(wanted, platform, (columns,), dtype)
+    where = platform or dispatch.current_platform()
+    is_free = wanted == "auto" and not _why_not_mosaic(columns, dtype, where)
+    return "mosaic" if is_free else name
 
 
 def resolve_implementation(
@@ -88,7 +129,8 @@ def resolve_implementation(
     """
     for length in columns:
         reason = functools.partial(_why_not_mosaic, length, dtype)
-        dispatch.refuse_named("rms_norm", wanted, reason, platform)
+        of_triton = functools.partial(_why_not_triton, length, dtype)
+        dispatch.refuse_named("rms_norm", wanted, reason, platform, of_triton)
     where = platform or dispatch.current_platform() if wanted == "auto" else None
     is_better = {"xla": lambda: None if where and where.kind == "gpu" else "for GPUs"}
     return dispatch.resolve("rms_norm", IMPLEMENTATIONS, wanted, is_better)

@@ -49,8 +49,9 @@ def rms_norm(
 
 def add_rms_norm(
     x: jax.Array,
-    addend: jax.Array,
+    parts: jax.Array,
     weight: jax.Array,
+    addend_weight: jax.Array | None = None,
     *,
     eps: float,
     tiles: None = None,
@@ -58,21 +59,29 @@ def add_rms_norm(
 ) -> tuple[jax.Array, jax.Array]:
     """See `reference.add_rms_norm`. `tiles` is None: there is nothing to choose."""
     _check(x)
-    rows, more = (array.reshape(-1, x.shape[-1]) for array in (x, addend))
+    columns, num_parts = x.shape[-1], parts.shape[0]
+    arrays = [x.reshape(-1, columns), parts.reshape(num_parts, -1, columns)]
+    arrays += [one.astype(jnp.float32) for one in (weight, addend_weight) if one is not None]
 
-    def add_rms_norm_kernel(
-        x_gmem: Any, addend_gmem: Any, weight_gmem: Any, total_gmem: Any, out_gmem: Any
-    ) -> None:
-        row, layout = lax.axis_index("row"), _row_layout(x.shape[-1])
-        left = load(x_gmem.at[row], layout, interpret).astype(jnp.float32)
-        right = load(addend_gmem.at[row], layout, interpret).astype(jnp.float32)
-        total = (left + right).astype(x.dtype)
+    def add_rms_norm_kernel(x_gmem: Any, parts_gmem: Any, *others: Any) -> None:
+        weight_gmem, *addend_weight_gmem, total_gmem, out_gmem = others
+        row, layout = lax.axis_index("row"), _row_layout(columns)
+
+        def read(ref: Any) -> jax.Array:
+            return load(ref, layout, interpret).astype(jnp.float32)
+
+        addend = read(parts_gmem.at[0, row])
+        for part in range(1, num_parts):
+            addend = addend + read(parts_gmem.at[part, row])
+        for scale_gmem in addend_weight_gmem:
+            addend = _normed(addend, read(scale_gmem), eps)
+        addend = addend.astype(x.dtype).astype(jnp.float32)
+        total = (read(x_gmem.at[row]) + addend).astype(x.dtype)
         total_gmem[row] = total
-        scale = load(weight_gmem, layout, interpret)
-        out_gmem[row] = _normed(total.astype(jnp.float32), scale, eps).astype(x.dtype)
+        out_gmem[row] = _normed(total.astype(jnp.float32), read(weight_gmem), eps).astype(x.dtype)
 
-    run = _over_rows(add_rms_norm_kernel, (rows, rows), interpret)
-    total, out = run(rows, more, weight.astype(jnp.float32))
+    run = _over_rows(add_rms_norm_kernel, (arrays[0], arrays[0]), interpret)
+    total, out = run(*arrays)
     return total.reshape(x.shape), out.reshape(x.shape)
 
 

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.rms_norm.reference import add_normed
+
 
 def rms_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
     """See `reference.rms_norm`."""
@@ -18,8 +20,12 @@ def rms_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
 
 
 def add_rms_norm(
-    x: jax.Array, addend: jax.Array, weight: jax.Array, *, eps: float
+    x: jax.Array,
+    parts: jax.Array,
+    weight: jax.Array,
+    addend_weight: jax.Array | None = None,
+    *,
+    eps: float,
 ) -> tuple[jax.Array, jax.Array]:
     """See `reference.add_rms_norm`."""
-    total = x + addend
-    return total, rms_norm(total, weight, eps=eps)
+    return add_normed(rms_norm, x, parts, weight, addend_weight, eps=eps)

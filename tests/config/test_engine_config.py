@@ -148,12 +148,6 @@ def test_what_is_not_built_yet_is_refused_by_name(name: str) -> None:
         engine_config(**{name: "x"})
 
 
-@pytest.mark.parametrize("value", ["triton"])
-def test_a_kernel_that_cannot_be_forced_yet_is_refused_by_name(value: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"kernels='{value}' cannot be asked for yet"):
-        engine_config(kernels=value)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -58,6 +58,7 @@ def test_simulated_kernels_give_what_the_reference_gives(wide: Path) -> None:
     ("config", "options", "reason"),
     [
         (WIDE, {"kernels": "mosaic"}, "kernels='mosaic'.*it is for NVIDIA GPUs, this is a cpu"),
+        (WIDE, {"kernels": "triton"}, "kernels='triton'.*it is for NVIDIA GPUs, this is a cpu"),
         (TINY_CONFIG, {"kernels": "simulated"}, "kernels='simulated'.*heads have 16 values"),
         (
             WIDE | {"intermediate_size": 96},

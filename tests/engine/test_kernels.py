@@ -74,3 +74,31 @@ def test_norms_are_chosen_by_the_rows_that_are_normed() -> None:
     narrow = olmo2(num_heads=4, num_kv_heads=1, head_dim=64)
     with pytest.raises(ConfigError, match="kernels='mosaic'.*rms_norm.*64"):
         decide_geometry(ask, narrow, GPU, platform=HOPPER)
+
+
+def written_by(ask: EngineConfig, platform: Platform = HOPPER, **changes: Any) -> str:
+    sizes = {"hidden_size": 256, "head_dim": 64, "num_heads": 4, "num_kv_heads": 2}
+    device = GPU if platform.kind == "gpu" else CPU
+    model = model_config(**(sizes | changes))
+    return decide_geometry(ask, model, device, platform=platform).write_kernel
+
+
+def test_new_keys_are_rotated_and_written_by_the_kernel_that_takes_them() -> None:
+    ask = EngineConfig()
+    assert written_by(ask) == written_by(ask, qk_norm=True, architecture="qwen3") == "mosaic"
+    assert written_by(ask, architecture="olmo2", qk_norm=True) == "reference"  # norms all heads
+    assert written_by(ask, num_kv_heads=1) == "reference"
+    assert written_by(EngineConfig(kv_cache_dtype="int8")) == "reference"
+    assert written_by(EngineConfig(kernels="reference")) == "reference"
+    assert written_by(ask, Platform(kind="cpu")) == "reference"
+
+
+def test_a_norm_with_the_addition_before_it_is_one_kernel_on_hopper() -> None:
+    ampere = Platform(kind="gpu", compute_capability=(8, 0))
+    found = [
+        decide_geometry(EngineConfig(), sized(256, 64), GPU, platform=one).residual_kernel
+        for one in (HOPPER, ampere)
+    ]
+    assert found == ["mosaic", "xla"]
+    on_cpu = decide_geometry(EngineConfig(), sized(256, 64), CPU, platform=Platform(kind="cpu"))
+    assert on_cpu.residual_kernel == "reference"

@@ -78,3 +78,16 @@ def test_kernels_of_a_layer() -> None:
 )
 def test_bytes_of_arrays(dtype: str, num_bytes: int) -> None:
     assert Array(dtype=dtype, dims=(3, 4)).num_bytes == num_bytes
+
+
+def test_what_a_kernel_overwrites_in_place_is_not_moved() -> None:
+    text = """ENTRY %main.1 (a: bf16[100,8], b: bf16[2,8]) -> bf16[100,8] {
+  %a = bf16[100,8]{1,0} parameter(0)
+  %b = bf16[2,8]{1,0} parameter(1)
+  %call = (f32[4]{0}, bf16[100,8]{1,0}) custom-call(%b, %a), custom_call_target="mosaic_gpu_v2", \
+output_to_operand_aliasing={{1}: (1, {})}, metadata={op_name="jit(step)/layer_1/write"}
+  ROOT %gte = bf16[100,8]{1,0} get-tuple-element(%call), index=1
+}
+"""
+    found = count_traffic(parse_program(text), lambda array: array == PAGES)
+    assert found.num_bytes == 16 + 32 and found.page_reads == ()

@@ -12,6 +12,7 @@ from jaxinfer.cache import page_slots
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.rope_config import RopeConfig
 from jaxinfer.layers.attention import paged_self_attention
+from jaxinfer.layers.linear import add_parts
 from jaxinfer.layers.rope import rope_table
 from jaxinfer.layers.weights import Weight
 from tests.support.records import model_config
@@ -44,9 +45,10 @@ def program_for(config: ModelConfig, window: int) -> Any:
         slots = page_slots(jnp.asarray(TABLE), start, lengths, size, PAGE)
         positions = start[:, None] + jnp.arange(size, dtype=jnp.int32)[None, :]
         rope = rope_table(RopeConfig(), positions, config.head_dim)
-        return paged_self_attention(
+        parts, pages = paged_self_attention(
             piece, weights, pages, slots, rope, config=config, window=window, kernel="reference"
         )
+        return add_parts(parts), pages
 
     return program
 

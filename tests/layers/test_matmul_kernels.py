@@ -42,6 +42,14 @@ def test_a_named_kernel_that_a_matrix_cannot_take_is_refused() -> None:
         kernel_of(packed(100, 256), "mosaic")
 
 
-def test_floats_are_left_alone() -> None:
-    plain = Weight(value=jnp.zeros((2, 3)))
-    assert with_kernels({"one": plain}, "auto", "bfloat16", HOPPER)["one"].value is plain.value
+def test_floats_stream_where_a_kernel_serves_them() -> None:
+    def plain(value: jax.Array, platform: Platform = HOPPER) -> Any:
+        named = with_kernels({"one": Weight(value=value)}, "auto", "bfloat16", platform)
+        return named["one"].value
+
+    small, large = jnp.zeros((2, 3)), jnp.zeros((64, 128), jnp.bfloat16)
+    assert plain(small) is small
+    assert plain(large, Platform(kind="cpu")) is large
+    assert plain(large).value is large and plain(large).kernel == "mosaic"
+    stack = jnp.zeros((2, 64, 128), jnp.bfloat16)
+    assert plain(stack) is stack

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from jaxinfer.layers.linear import matmul
-from jaxinfer.layers.rounded_inputs import round_inputs
-from jaxinfer.layers.weights import QuantWeight, RoundedInputWeight
+from jaxinfer.layers.matmul_kernels import with_kernels
+from jaxinfer.layers.rounded_inputs import input_codes, round_inputs
+from jaxinfer.layers.weights import QuantWeight, RoundedInputWeight, Weight
+from pallas_kernels.dispatch import HOPPER, Platform
+from tests.support.tolerances import KERNELS
 
 X = np.random.default_rng(0).normal(size=(33, 96)).astype(np.float32)
 
@@ -61,3 +64,33 @@ def test_a_row_s_bits_do_not_depend_on_the_number_of_rows(kind: str, dtype: Any)
         )
     plain = np.asarray(matmul(jnp.asarray(X, dtype), inner))
     assert 0 < np.abs(plain - whole).max() < 0.05 * np.abs(plain).max()
+
+
+@pytest.mark.parametrize("group", [96, 32])
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_codes_and_scales_are_what_is_rounded_to(kind: str, group: int) -> None:
+    codes, scales = input_codes(jnp.asarray(X), kind, group)
+    assert codes.dtype == {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}[kind]
+    wide = np.repeat(np.asarray(scales), group, axis=1)
+    found = np.asarray(codes, np.float32) * wide
+    np.testing.assert_array_equal(found, np.asarray(round_inputs(jnp.asarray(X), kind, group)))
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_a_kernel_multiplies_codes_with_codes(kind: str) -> None:
+    """The same numbers as rounding to floats, but for the order of additions."""
+    random = np.random.default_rng(2)
+    codes = random.integers(-127, 128, (64, 128)).astype(np.int8)
+    if kind == "fp8":
+        codes = random.normal(0, 100, (64, 128)).clip(-448, 448).astype(ml_dtypes.float8_e4m3fn)
+    inner = QuantWeight(codes=jnp.asarray(codes), scales=jnp.full((1, 64), 0.01), bits=8, group=128)
+    weight = Weight(RoundedInputWeight(matrix=inner, inputs=kind, input_group=128))
+    x = jnp.asarray(random.normal(size=(3, 128)), jnp.float32)
+    expected = np.asarray(matmul(x, weight.value))
+    named = with_kernels({"one": weight}, "simulated", "bfloat16", Platform(kind="cpu"))["one"]
+    assert named.value.kernel == "simulated"
+    found = np.asarray(matmul(x, named.value))
+    assert np.linalg.norm(found - expected) < KERNELS["float32"] * np.linalg.norm(expected)
+    on_cpu = with_kernels({"one": weight}, "auto", "float32", Platform(kind="cpu"))["one"]
+    assert on_cpu.value.kernel == "reference" and on_cpu.value.matrix.kernel == "reference"
+    assert with_kernels({"one": weight}, "auto", "bfloat16", HOPPER)["one"].value.kernel == "mosaic"

@@ -34,6 +34,7 @@ SLOTS, PREFILL_ROWS, MAX_LEN, DRAFTS = 64, 4, 8192, 4
 DRAW_COPIES = 2
 SLACK_BYTES = 32 * 2**20
 MOST_MOVED = 1.10  # of what a decode step must move
+MOST_KERNELS = 10  # a layer, in a decode step
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -149,6 +150,8 @@ def check(found: Compiled) -> str:
     attention = [one for one in found.reports if "attention" in one.name]
     assert attention and not [one for one in found.reports if one.spill_bytes]
     assert_packed_stay_packed(found)
+    if found.step == "decode":
+        assert 0 < found.program.kernels_of_layer(1) <= MOST_KERNELS
     registers = {
         one.name.removesuffix("_mosaic_gpu_kernel"): one.registers for one in found.reports
     }

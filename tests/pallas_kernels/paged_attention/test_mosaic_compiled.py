@@ -65,7 +65,8 @@ def report(
     )
     run = functools.partial(mosaic.paged_attention, scale=0.1, tiles=tiles, **OPTIONS[options])
     _, reports = compile_kernels(jax.jit(run).lower(*on_target(target, shapes)))
-    assert len(reports) == 1
+    assert {one.name for one in reports[1:]} <= {"merge_splits"}
+    assert not [one for one in reports if one.spill_bytes]
     return reports[0]
 
 

@@ -15,7 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.dispatch import Platform
-from pallas_kernels.quant_matmul import mosaic, quant_matmul, resolve_implementation
+from pallas_kernels.quant_matmul import (
+    mosaic,
+    plain_matmul_parts,
+    quant_matmul,
+    resolve_implementation,
+    resolve_plain,
+)
 from pallas_kernels.quant_matmul.cases import CASES, Case
 from pallas_kernels.quant_matmul.tiles import QuantTiles, num_splits, quant_tiles
 from tests.pallas_kernels.quant_matmul.packed import Case as Packed
@@ -186,3 +192,35 @@ def test_addends_need_a_tile_of_more_rows() -> None:
 def test_tiles_say_their_constraints(sizes: dict[str, int], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         QuantTiles(**sizes)
+
+
+@pytest.mark.parametrize(("rows", "outputs", "columns"), [(3, 64, 128), (20, 128, 1024)])
+def test_plain_matrices_stream_too(rows: int, outputs: int, columns: int) -> None:
+    random = np.random.default_rng(rows)
+    matrix, x = (
+        random.normal(size=(size, columns)).astype(ml_dtypes.bfloat16) for size in (outputs, rows)
+    )
+    run = functools.partial(plain_matmul_parts, implementation="simulated")
+    parts = jax.jit(run)(jnp.asarray(x)[None], jnp.asarray(matrix))
+    assert parts.shape == (columns // 512 or 1, 1, rows, outputs) and parts.dtype == jnp.float32
+    exact = x.astype(np.float64) @ matrix.astype(np.float64).T
+    found = np.asarray(parts, np.float64).sum(axis=0)[0]
+    assert np.linalg.norm(found - exact) <= KERNELS["float32"] * np.linalg.norm(exact)
+
+
+def test_many_rows_of_a_plain_matrix_are_xla_s() -> None:
+    x, matrix = jnp.ones((129, 64), jnp.bfloat16), jnp.ones((64, 64), jnp.bfloat16)
+    assert plain_matmul_parts(x, matrix, implementation="mosaic").shape == (1, 129, 64)
+
+
+def test_a_plain_matrix_that_no_kernel_serves_is_xla_s() -> None:
+    shapes = {"x": (1, 4096), "matrix": (4096, 4096)}
+    bf16 = dict.fromkeys(shapes, "bfloat16")
+    assert resolve_plain("auto", shapes, bf16, HOPPER) == "mosaic"
+    assert resolve_plain("mosaic", shapes, bf16, HOPPER) == "mosaic"
+    assert resolve_plain("simulated", shapes, bf16) == "simulated"
+    assert resolve_plain("reference", shapes, bf16, HOPPER) == "reference"
+    assert resolve_plain("auto", shapes, bf16, Platform(kind="cpu")) == "reference"
+    assert resolve_plain("mosaic", shapes, bf16 | {"matrix": "float32"}, HOPPER) == "reference"
+    odd = {"x": (1, 4096), "matrix": (100, 4096)}
+    assert resolve_plain("auto", odd, bf16, HOPPER) == "reference"

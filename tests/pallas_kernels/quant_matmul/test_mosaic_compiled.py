@@ -9,7 +9,14 @@ import pytest
 
 from jaxinfer.config.targets import gpu_target
 from pallas_kernels.quant_matmul import mosaic
-from pallas_kernels.quant_matmul.tiles import ROW_CHOICES, QuantTiles, quant_tiles, tile_choices
+from pallas_kernels.quant_matmul.tiles import (
+    ROW_CHOICES,
+    QuantTiles,
+    plain_choices,
+    plain_tiles,
+    quant_tiles,
+    tile_choices,
+)
 from tests.support.aot import KernelPlan, compile_kernels, needs_aot, on_target, table
 
 BITS = {"int4": 4, "int8": 8}
@@ -99,4 +106,38 @@ def test_every_choice_compiles_without_spills(
     for group, tiles in calls:
         found = compile_call(target, codes, addend, group, tiles.block_rows, tiles)[1]
         rows[label(target, codes, addend, group, tiles)] = found
+    check(rows, target, capsys)
+
+
+def compile_plain(target: str, tiles: QuantTiles) -> KernelPlan:
+    shapes = [
+        jax.ShapeDtypeStruct((rows, COLUMNS), jnp.bfloat16) for rows in (tiles.block_rows, OUTPUTS)
+    ]
+    run = functools.partial(mosaic.plain_matmul_parts, tiles=tiles)
+    _, reports = compile_kernels(jax.jit(run).lower(*on_target(target, shapes)))
+    assert len(reports) == 1
+    return reports[0]
+
+
+@needs_aot
+def test_default_tiles_of_plain_matrices_compile_without_spills(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = {}
+    for size in (16, 64):
+        tiles = plain_tiles(size)
+        rows[label("h200", "bf16", "none", COLUMNS, tiles)] = compile_plain("h200", tiles)
+    check(rows, "h200", capsys)
+    assert all(2 * one.shared_bytes <= 227 * 1024 for one in rows.values())  # two at once
+
+
+@needs_aot
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["h200", "h100"])
+def test_every_choice_of_plain_matrices_compiles_without_spills(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    most, rows = gpu_target(target).shared_memory_bytes, {}
+    for tiles in plain_choices(most):
+        rows[label(target, "bf16", "none", COLUMNS, tiles)] = compile_plain(target, tiles)
     check(rows, target, capsys)

@@ -1,6 +1,7 @@
 """`rms_norm` on Mosaic GPU: simulated against float64, and compiled for GPUs that are not here."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.dispatch import Platform
-from pallas_kernels.rms_norm import add_rms_norm, mosaic, resolve_implementation, rms_norm
+from pallas_kernels.rms_norm import (
+    add_rms_norm,
+    mosaic,
+    resolve_implementation,
+    resolve_residual,
+    rms_norm,
+)
 from pallas_kernels.rms_norm.cases import CASES, Case
 from tests.support.aot import compile_kernels, needs_aot, on_target, table
 from tests.support.tolerances import KERNELS
@@ -48,11 +55,31 @@ def test_simulated_equals_float64(case: Case) -> None:
     assert_close(found, exact(x, weight))
 
 
+def parts_of(case: Case, count: int) -> jax.Array:
+    """[count, rows, columns] f32, what a sublayer adds in parts."""
+    values = np.random.default_rng(4).normal(size=(count, case.rows, case.columns))
+    return jnp.asarray(values * case.deviation, jnp.float32)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla", "simulated"])
 @pytest.mark.parametrize("case", SMALL[:3], ids=lambda case: case.name)
-def test_simulated_with_a_residual(case: Case) -> None:
-    x, addend, weight = drawn(case, 0), drawn(case, 1), weights(case.columns)
-    total, found = add_rms_norm(x, addend, weight, eps=EPS, implementation="simulated")
-    np.testing.assert_array_equal(np.asarray(total, np.float32), np.asarray(x + addend, np.float32))
+def test_with_a_residual(case: Case, implementation: Any) -> None:
+    x, parts, weight = drawn(case, 0), parts_of(case, 3), weights(case.columns)
+    total, found = add_rms_norm(x, parts, weight, eps=EPS, implementation=implementation)
+    added = x + (parts[0] + parts[1] + parts[2]).astype(x.dtype)
+    np.testing.assert_array_equal(np.asarray(total, np.float32), np.asarray(added, np.float32))
+    assert_close(found, exact(total, weight))
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla", "simulated"])
+def test_what_is_added_may_be_normed_first(implementation: Any) -> None:
+    case = SMALL[1]
+    x, parts, weight = drawn(case, 0), parts_of(case, 2), weights(case.columns)
+    total, found = add_rms_norm(
+        x, parts, weight, 2 * weight, eps=EPS, implementation=implementation
+    )
+    added = np.asarray(x, np.float64) + exact(parts[0] + parts[1], 2 * weight)
+    assert_close(total, added)
     assert_close(found, exact(total, weight))
 
 
@@ -66,16 +93,21 @@ def test_any_shape(rows: int, blocks: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_the_form_for_xla_equals_float64(case: Case) -> None:
-    x, addend, weight = drawn(case, 0), drawn(case, 1), weights(case.columns)
+    x, weight = drawn(case, 0), weights(case.columns)
     assert_close(rms_norm(x, weight, eps=EPS, implementation="xla"), exact(x, weight))
-    total, found = add_rms_norm(x, addend, weight, eps=EPS, implementation="xla")
-    assert_close(found, exact(total, weight))
 
 
 def test_auto_is_the_form_for_xla_on_a_gpu_and_the_reference_elsewhere() -> None:
     assert resolve_implementation("auto", HOPPER) == "xla"
     assert resolve_implementation("auto", Platform(kind="cpu")) == "reference"
     assert resolve_implementation("auto") == "reference"
+
+
+def test_auto_with_a_residual_is_the_kernel_where_it_serves() -> None:
+    assert resolve_residual("auto", HOPPER, 4096, "bfloat16") == "mosaic"
+    assert resolve_residual("auto", HOPPER, 576, "bfloat16") == "xla"
+    assert resolve_residual("auto", Platform(kind="cpu"), 4096, "bfloat16") == "reference"
+    assert resolve_residual("reference", HOPPER, 4096, "bfloat16") == "reference"
 
 
 def test_leading_axes_are_kept() -> None:
@@ -112,9 +144,14 @@ def test_compiles_without_spills(target: str, capsys: pytest.CaptureFixture[str]
     for case in CASES:
         shape = jax.ShapeDtypeStruct((case.rows, case.columns), jnp.dtype(case.dtype))
         weight = jax.ShapeDtypeStruct((case.columns,), jnp.float32)
-        calls = {"rms_norm": (shape, weight), "add_rms_norm": (shape, shape, weight)}
+        parts = jax.ShapeDtypeStruct((4, case.rows, case.columns), jnp.float32)
+        calls = {
+            "rms_norm": (shape, weight),
+            "add_rms_norm": (shape, parts, weight),
+            "add_rms_norm of norms": (shape, parts, weight, weight),
+        }
         for name, shapes in calls.items():
-            run = jax.jit(functools.partial(getattr(mosaic, name), eps=EPS))
+            run = jax.jit(functools.partial(getattr(mosaic, name.split()[0]), eps=EPS))
             _, reports = compile_kernels(run.lower(*on_target(target, shapes)))
             rows[f"{target} {name}: {case.name}"] = reports[0]
     with capsys.disabled():

@@ -1,0 +1,6 @@
+"""New queries, keys and values: normed, rotated, and keys and values written to their pages."""
+
+from pallas_kernels.rotate_write.api import resolve_implementation, rotate_write
+from pallas_kernels.rotate_write.reference import HeadNorms
+
+__all__ = ["HeadNorms", "resolve_implementation", "rotate_write"]

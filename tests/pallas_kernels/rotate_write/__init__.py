@@ -1,0 +1,1 @@
+"""Tests of pallas_kernels/rotate_write."""
