@@ -85,9 +85,7 @@ def _coded(
 def _with_kernel(
     matrix: GroupedWeight, wanted: str, dtype: str, platform: Platform | None
 ) -> GroupedWeight:
-    if matrix.codes.ndim != 2:  # a stack of experts: all are decoded, see `expert_rounds`
-        return replace(matrix, kernel="reference")
-    outputs, width = matrix.codes.shape
+    outputs, width = matrix.codes.shape[-2:]  # of one, where it is a stack of experts
     columns = 2 * width if matrix.codes.dtype == jnp.uint8 else width
     name = resolve_implementation(
         wanted,
@@ -96,7 +94,8 @@ def _with_kernel(
         group=matrix.group,
         platform=platform,
     )
-    return replace(matrix, kernel=name)
+    is_stack = matrix.codes.ndim > 2
+    return replace(matrix, kernel="reference" if is_stack and name == "triton" else name)
 
 
 def _streamed(matrix: Any, wanted: str, dtype: str, platform: Platform | None) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.config.model_config import Activation
+from jaxinfer.config.model_config import Activation, ClampedSwiglu
 from jaxinfer.layers.linear import linear
 from jaxinfer.layers.weights import LinearWeight
 
@@ -38,7 +38,8 @@ def gated_rows(
     activation: Activation,
     apply: Callable[[jax.Array, LinearWeight], jax.Array] = linear,
 ) -> jax.Array:
-    """activation(gate(x)) · up(x): what `down` multiplies.
+    """activation(gate(x)) · up(x), or what else the activation makes of the two: what `down`
+    multiplies.
 
     Args:
         x: [..., E].
@@ -52,7 +53,16 @@ def gated_rows(
             gate, up = jnp.split(apply(x, weights["gate_up"]), 2, axis=-1)
         else:
             gate, up = apply(x, weights["gate"]), apply(x, weights["up"])
-        return (activate(gate, activation) * up).astype(x.dtype)
+        return gated(gate, up, activation).astype(x.dtype)
+
+
+def gated(gate: jax.Array, up: jax.Array, activation: Activation) -> jax.Array:
+    """What goes down, element by element."""
+    if isinstance(activation, ClampedSwiglu):
+        limit = jnp.float32(activation.limit)
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+        return gate * jax.nn.sigmoid(gate * jnp.float32(activation.slope)) * (up + jnp.float32(1))
+    return activate(gate, activation) * up
 
 
 def activate(x: jax.Array, activation: Activation) -> jax.Array:

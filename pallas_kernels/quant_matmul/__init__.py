@@ -8,6 +8,7 @@ from pallas_kernels.quant_matmul.api import (
     resolve_coded,
     resolve_implementation,
     resolve_plain,
+    stacked_quant_matmul,
 )
 from pallas_kernels.quant_matmul.reference import dequantize
 
@@ -20,4 +21,5 @@ __all__ = [
     "resolve_coded",
     "resolve_implementation",
     "resolve_plain",
+    "stacked_quant_matmul",
 ]

@@ -95,14 +95,55 @@ def quant_matmul_parts(
     """
     shapes, dtypes = {"x": x.shape, "codes": codes.shape}, {"x": x.dtype, "codes": codes.dtype}
     refuse("quant_matmul", "mosaic", _why_not_arrays(shapes, dtypes, group))
-    columns, outputs = x.shape[-1], codes.shape[0]
-    rows = x.reshape(-1, columns)
+    rows, arrays = x.reshape(-1, x.shape[-1]), (codes, scales, zeros, offsets)
+    parts = _product(rows, arrays, (group, out_group), [], tiles, interpret)
+    return parts.reshape(-1, *x.shape[:-1], codes.shape[0])
+
+
+def stacked_quant_matmul(
+    x: jax.Array,
+    codes: jax.Array,
+    scales: jax.Array,
+    counts: jax.Array,
+    zeros: jax.Array | None = None,
+    offsets: jax.Array | None = None,
+    *,
+    group: int,
+    out_group: int = 1,
+    tiles: QuantTiles | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """See `reference.stacked_quant_matmul`; otherwise as `quant_matmul`.
+
+    A program whose rows nobody wants ends at once and reads nothing.
+    """
+    shapes = {"x": x.shape[1:], "codes": codes.shape[1:]}
+    dtypes = {"x": x.dtype, "codes": codes.dtype}
+    refuse("quant_matmul", "mosaic", _why_not_arrays(shapes, dtypes, group))
+    arrays = (codes, scales, zeros, offsets)
+    parts = _product(x, arrays, (group, out_group), [counts], tiles, interpret)
+    return functools.reduce(jnp.add, list(parts))  # in order
+
+
+def _product(
+    rows: jax.Array,
+    arrays: tuple[Any, ...],
+    groups: tuple[int, int],
+    counts: list[jax.Array],
+    tiles: QuantTiles | None,
+    interpret: bool,
+) -> jax.Array:
+    """[splits, ..., rows, out]. arrays: codes, scales, zeros and offsets. groups: columns and rows
+    under one scale. counts: one array for a stack."""
+    codes, scales, zeros, offsets = arrays
+    num_rows, outputs, (group, out_group) = rows.shape[-2], codes.shape[-2], groups
     addend: Any = zeros if offsets is None else offsets
     names = () if addend is None else ("offsets" if zeros is None else "zeros", "sums")
     if tiles is None:
-        tiles = quant_tiles(rows.shape[0], group=group, has_addend=bool(names))
+        tiles = quant_tiles(num_rows, group=group, has_addend=bool(names))
         tiles = _fitting_tiles(tiles, outputs, interpret)
     _check_tiles(tiles, outputs, bool(names))
+    columns, stack = rows.shape[-1], rows.shape[0] if rows.ndim == 3 else 0
     blocks = Blocks(
         columns=columns,
         group=min(group, columns),
@@ -110,16 +151,16 @@ def quant_matmul_parts(
         bits=4 if codes.dtype == jnp.uint8 else 8,
         beside=("scales", *names),
         is_direct=False,
-        splits=num_splits(columns, outputs, rows.shape[0], tiles),
+        splits=num_splits(columns, outputs * (stack or 1), num_rows, tiles),
         tiles=tiles,
         interpret=interpret,
+        stack=stack,
     )
     padded = _padded(rows, tiles)
-    arrays = [padded, _as_codes(codes, blocks), _scale_an_output(scales, out_group, outputs)]
+    inputs = [padded, _as_codes(codes, blocks), _scale_an_output(scales, out_group, outputs)]
     if names:
-        arrays += [_as_copied(addend, blocks), _segment_sums(padded, blocks)]
-    parts = call_kernel(padded.shape[0], outputs, arrays, blocks)
-    return parts[:, : rows.shape[0]].reshape(-1, *x.shape[:-1], outputs)
+        inputs += [_as_copied(addend, blocks), _segment_sums(padded, blocks)]
+    return call_kernel(padded.shape[-2], outputs, inputs, counts, blocks)[..., :num_rows, :]
 
 
 def why_not_coded(
@@ -175,7 +216,7 @@ def coded_matmul_parts(
     padded = _padded(rows, tiles)
     of_rows = _padded(x_scales.reshape(rows.shape[0], -1), tiles).T
     arrays = [padded, codes, _scale_an_output(scales, out_group, outputs), of_rows]
-    parts = call_kernel(padded.shape[0], outputs, arrays, blocks)
+    parts = call_kernel(padded.shape[0], outputs, arrays, [], blocks)
     return parts[:, : rows.shape[0]].reshape(-1, *x.shape[:-1], outputs)
 
 
@@ -224,17 +265,18 @@ def plain_matmul_parts(
         interpret=interpret,
     )
     padded = _padded(rows, tiles)
-    parts = call_kernel(padded.shape[0], outputs, [padded, matrix], blocks)
+    parts = call_kernel(padded.shape[0], outputs, [padded, matrix], [], blocks)
     return parts[:, : rows.shape[0]].reshape(-1, *x.shape[:-1], outputs)
 
 
 def _padded(rows: jax.Array, tiles: QuantTiles) -> jax.Array:
-    return jnp.pad(rows, ((0, -rows.shape[0] % tiles.block_rows), (0, 0)))
+    missing = -rows.shape[-2] % tiles.block_rows
+    return jnp.pad(rows, [(0, 0)] * (rows.ndim - 2) + [(0, missing), (0, 0)])
 
 
 def _scale_an_output(scales: jax.Array, out_group: int, outputs: int) -> jax.Array:
     """Few, since a block of scaled columns is long."""
-    return scales if out_group == 1 else jnp.repeat(scales, out_group, axis=1)[:, :outputs]
+    return scales if out_group == 1 else jnp.repeat(scales, out_group, axis=-1)[..., :outputs]
 
 
 def _as_copied(addend: jax.Array, blocks: Blocks) -> jax.Array:
@@ -267,10 +309,10 @@ def _as_codes(codes: jax.Array, blocks: Blocks) -> jax.Array:
     """[out, in] of signed integers; two 4-bit codes a byte are what the GPU calls int4."""
     if blocks.bits == 8:
         return codes
-    return lax.bitcast_convert_type(codes, jnp.int4).reshape(codes.shape[0], -1)
+    return lax.bitcast_convert_type(codes, jnp.int4).reshape(*codes.shape[:-1], -1)
 
 
 def _segment_sums(rows: jax.Array, blocks: Blocks) -> jax.Array:
-    """[segments, rows] f32: x summed over the columns of each segment."""
-    split = rows.astype(jnp.float32).reshape(rows.shape[0], -1, blocks.segment)
-    return folded_sum(split)[..., 0].T
+    """[..., segments, rows] f32: x summed over the columns of each segment."""
+    split = rows.astype(jnp.float32).reshape(*rows.shape[:-1], -1, blocks.segment)
+    return folded_sum(split)[..., 0].swapaxes(-1, -2)

@@ -38,6 +38,7 @@ class Blocks:
     bits: of a code. beside: what comes with codes and rows, a value a group and output or row, in
     this order: "scales"; "zeros" or "offsets", and then "sums" of the rows; "row scales".
     is_direct: rows and matrix are multiplied as they are. splits: programs along the columns.
+    stack: matrices, each with rows of its own; 0 for one, whose arrays have no axis for it.
     """
 
     columns: int
@@ -49,6 +50,7 @@ class Blocks:
     splits: int
     tiles: QuantTiles
     interpret: bool
+    stack: int = 0
 
     @property
     def segment(self) -> int:
@@ -73,16 +75,23 @@ class Blocks:
 
 
 # A program may hold hundreds of such calls of a few shapes: each shape is traced and lowered once.
-@functools.partial(jax.jit, static_argnums=(0, 1, 3))
-def call_kernel(num_rows: int, outputs: int, arrays: list[jax.Array], blocks: Blocks) -> jax.Array:
-    """The partial products [splits, rows, out] f32.
+@functools.partial(jax.jit, static_argnums=(0, 1, 4))
+def call_kernel(
+    num_rows: int,
+    outputs: int,
+    arrays: list[jax.Array],
+    counts: list[jax.Array],
+    blocks: Blocks,
+) -> jax.Array:
+    """The partial products [splits, rows, out] f32, or [splits, X, rows, out] of a stack.
 
     Args:
         arrays: rows, matrix or codes, and those that `blocks.beside` names.
+        counts: of a stack, [X] i32: rows of each that are wanted.
     """
     tiles, stages = blocks.tiles, blocks.tiles.stages
     splits = -(-blocks.num_blocks // blocks.split_blocks)
-    segments = blocks.num_segments
+    segments, stack = blocks.num_segments, [blocks.stack] if blocks.stack else []
     x, matrix, *others = arrays
     inputs = [
         tiled_smem(
@@ -106,20 +115,33 @@ def call_kernel(num_rows: int, outputs: int, arrays: list[jax.Array], blocks: Bl
     ]
     return plgpu.kernel(
         functools.partial(_kernel, num_inputs=len(inputs), blocks=blocks),
-        out_type=jax.ShapeDtypeStruct((splits, num_rows, outputs), jnp.float32),
-        grid=(outputs // blocks.outputs, splits, num_rows // tiles.block_rows),
-        grid_names=("out", "split", "rows"),
+        out_type=jax.ShapeDtypeStruct((splits, *stack, num_rows, outputs), jnp.float32),
+        grid=(outputs // blocks.outputs, splits, num_rows // tiles.block_rows, *stack),
+        grid_names=("out", "split", "rows", *(["matrix"] if stack else [])),
         num_threads=tiles.warpgroups,
         thread_name="warpgroup",
         scratch_types=[inputs, result, barriers],
         compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=0),
         kernel_name="quant_matmul",
         interpret=simulation(blocks.interpret),
-    )(*arrays)
+    )(*arrays, *counts)
 
 
 def _kernel(*refs: Any, num_inputs: int, blocks: Blocks) -> None:
-    gmem, (out_gmem, smem, out_smem, (ready, is_read)) = refs[:num_inputs], refs[num_inputs:]
+    if not blocks.stack:
+        _tile_kernel(refs[:num_inputs], refs[num_inputs:], (), blocks)
+        return
+    matrix, first_row = lax.axis_index("matrix"), lax.axis_index("rows") * blocks.tiles.block_rows
+    counts_gmem, others = refs[num_inputs], refs[num_inputs + 1 :]
+
+    @pl.when(first_row < counts_gmem[matrix])
+    def _compute() -> None:
+        _tile_kernel(refs[:num_inputs], others, (matrix,), blocks)
+
+
+def _tile_kernel(gmem: Any, others: Any, matrix: tuple, blocks: Blocks) -> None:
+    """One tile of rows with the outputs of this program. matrix: which of a stack."""
+    out_gmem, smem, out_smem, (ready, is_read) = others
     this, stages = lax.axis_index("warpgroup"), blocks.tiles.stages
     split = lax.axis_index("split")
     first = split * blocks.split_blocks
@@ -127,7 +149,7 @@ def _kernel(*refs: Any, num_inputs: int, blocks: Blocks) -> None:
 
     def fetch(block: Any) -> None:
         buffer = lax.rem(block - first, jnp.int32(stages))
-        for source, target in zip(_places(gmem, block, blocks), smem, strict=True):
+        for source, target in zip(_places(gmem, block, matrix, blocks), smem, strict=True):
             plgpu.copy_gmem_to_smem(source, target.at[buffer], ready.at[buffer])
 
     @pl.when(this == 0)
@@ -158,11 +180,11 @@ def _kernel(*refs: Any, num_inputs: int, blocks: Blocks) -> None:
     plgpu.commit_smem()
     out_rows = pl.ds(lax.axis_index("out") * blocks.outputs + this * BLOCK_OUT, BLOCK_OUT)
     rows = pl.ds(lax.axis_index("rows") * blocks.tiles.block_rows, blocks.tiles.block_rows)
-    plgpu.copy_smem_to_gmem(out_smem.at[this], out_gmem.at[split, rows, out_rows])
+    plgpu.copy_smem_to_gmem(out_smem.at[this], out_gmem.at[(split, *matrix, rows, out_rows)])
     plgpu.wait_smem_to_gmem(0)
 
 
-def _places(gmem: Any, block: Any, blocks: Blocks) -> list[Any]:
+def _places(gmem: Any, block: Any, matrix: tuple, blocks: Blocks) -> list[Any]:
     """What one step needs of each input.
 
     Example: steps of 128. Groups of 32: step 2 takes rows 8 to 11 of the scales; groups of 256:
@@ -176,10 +198,10 @@ def _places(gmem: Any, block: Any, blocks: Blocks) -> list[Any]:
     groups = segments
     if blocks.group > blocks.block_in:
         groups = pl.ds(lax.div(block * blocks.block_in, jnp.int32(blocks.group)), 1)
-    places = [gmem[0].at[rows, columns], gmem[1].at[outputs, columns]]
+    places = [gmem[0].at[(*matrix, rows, columns)], gmem[1].at[(*matrix, outputs, columns)]]
     spans = {"sums": (segments, rows), "row scales": (groups, rows)}
     for name, ref in zip(blocks.beside, gmem[2:], strict=True):
-        places.append(ref.at[spans.get(name, (groups, outputs))])
+        places.append(ref.at[(*matrix, *spans.get(name, (groups, outputs)))])
     return places
 
 
