@@ -4,6 +4,7 @@ Knows how a stack's tensors may be named and cut (`models.spec.ExpertStack`); wh
 made of is its own source's business.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -41,21 +42,50 @@ class StackedMatrices:
 
 
 class TensorPart(FloatMatrix):
-    """The rows of one expert in a tensor [experts, rows, in] that is read as floats."""
+    """One expert's rows in a tensor [experts, rows] or [experts, rows, in] that is read as floats.
+
+    first_row: of them, in the first two axes taken as one. step: from each to the next.
+    """
 
     def __init__(
-        self, tensors: TensorSource, info: TensorInfo, first_row: int, num_rows: int
+        self,
+        tensors: TensorSource,
+        info: TensorInfo,
+        first_row: int,
+        shape: tuple[int, ...],
+        step: int = 1,
     ) -> None:
         self.name, self.file, self.tensors = info.name, info.file, frozenset({info.name})
-        self.shape = (num_rows, info.shape[2])
-        self.num_bytes = info.nbytes * num_rows // (info.shape[0] * info.shape[1])
-        self._source, self._first_row = tensors, first_row
+        self.shape, self._source = shape, tensors
+        self.num_bytes = info.nbytes * math.prod(shape) // math.prod(info.shape)
+        self._first_row, self._step = first_row, step
 
     def read_floats(self, start: int, stop: int) -> np.ndarray:
-        first = self._first_row
-        return self._source.read_rows(
-            self.name, first + start, first + stop, np.float32, row_axes=2
-        )
+        first, last = (self._first_row + self._step * place for place in (start, stop - 1))
+        rows = self._source.read_rows(self.name, first, last + 1, np.float32, row_axes=2)
+        return rows[:: self._step]
+
+
+class ColumnPart(FloatMatrix):
+    """The same of a tensor [experts, in, rows], as [rows, in]."""
+
+    def __init__(
+        self,
+        tensors: TensorSource,
+        info: TensorInfo,
+        first_row: int,
+        shape: tuple[int, ...],
+        step: int = 1,
+    ) -> None:
+        self.name, self.file, self.tensors = info.name, info.file, frozenset({info.name})
+        self.shape, self._source, self._step = shape, tensors, step
+        self.num_bytes = info.nbytes * math.prod(shape) // math.prod(info.shape)
+        self._expert, self._first = divmod(first_row, info.shape[2])
+
+    def read_floats(self, start: int, stop: int) -> np.ndarray:
+        first, last = (self._first + self._step * place for place in (start, stop - 1))
+        stored = self._source.stored(self.name)[self._expert]
+        return stored[:, first : last + 1 : self._step].T.astype(np.float32)
 
 
 class _WithZeros(PackedMatrix):
@@ -90,9 +120,13 @@ def find_stack(
     """
     assert leaf.stack is not None
     together = leaf.stack.hf_all if kind == "hf" else leaf.stack.gguf_all
-    if together in tensors.infos:
-        parts = _parts_of(leaf, leaf.stack, tensors.infos[together], tensors, kind, quant_format)
-        return StackedMatrices(parts)
+    info = tensors.infos.get(together)
+    if info is not None:
+        check_plain(info, _stored_shape(leaf, leaf.stack, kind))
+    if packed := _packed_parts(leaf, leaf.stack, together, kind, quant_format):
+        return StackedMatrices(packed)
+    if info is not None:
+        return StackedMatrices(_plain_parts(leaf, leaf.stack, info, tensors, kind))
     pattern = leaf.stack.hf_each if kind == "hf" else leaf.stack.gguf_each
     names = [pattern.format(expert=expert) for expert in range(leaf.shape[0])]
     return StackedMatrices(_with_common_zeros(_one_by_one(leaf, names, tensors, quant_format)))
@@ -113,35 +147,66 @@ def _common_form(experts: Sequence[LeafSource]) -> PackedForm | None:
     return None if forms or form is None else replace(form, num_experts=len(experts))
 
 
-def _parts_of(
+def _packed_parts(
+    leaf: Leaf,
+    stack: ExpertStack,
+    name: str,
+    kind: CheckpointKind,
+    quant_format: QuantFormat | None,
+) -> list[LeafSource]:
+    """The experts of one packed tensor; none where they are not kept so."""
+    if quant_format is None or leaf.role != "matrix":
+        return []
+    firsts, step = _first_rows(leaf, stack, kind)
+    layer, shape = name.removesuffix(".weight"), (leaf.shape[1], leaf.shape[2])
+    found = (quant_format.row_range(layer, first, shape, step) for first in firsts)
+    matrices = [one for one in found if one is not None]
+    return list(matrices) if len(matrices) == len(firsts) else []
+
+
+def _plain_parts(
     leaf: Leaf,
     stack: ExpertStack,
     info: TensorInfo,
     tensors: TensorSource,
     kind: CheckpointKind,
-    quant_format: QuantFormat | None,
 ) -> list[LeafSource]:
-    """The experts of one tensor; checked as far as a plain tensor's shape is."""
-    count, rows, columns = leaf.shape
-    parts, part = (stack.hf_num_parts, stack.hf_part) if kind == "hf" else (1, 0)
-    check_plain(info, (count, parts * rows, columns))
-    firsts = [(expert * parts + part) * rows for expert in range(count)]
-    layer, shape = info.name.removesuffix(".weight"), (rows, columns)
-    if quant_format is not None:
-        found = [quant_format.row_range(layer, first, shape) for first in firsts]
-        matrices = [one for one in found if one is not None]
-        if len(matrices) == count:
-            return list(matrices)
-    return [TensorPart(tensors, info, first, rows) for first in firsts]
+    """The experts of one tensor that is read as floats."""
+    firsts, step = _first_rows(leaf, stack, kind)
+    part = ColumnPart if _has_inputs_first(leaf, stack, kind) else TensorPart
+    return [part(tensors, info, first, leaf.shape[1:], step) for first in firsts]
+
+
+def _has_inputs_first(leaf: Leaf, stack: ExpertStack, kind: CheckpointKind) -> bool:
+    return kind == "hf" and stack.hf_inputs_first and len(leaf.shape) == 3
+
+
+def _stored_shape(leaf: Leaf, stack: ExpertStack, kind: CheckpointKind) -> tuple[int, ...]:
+    """Of the tensor that holds all experts."""
+    count, rows, *columns = leaf.shape
+    rows *= stack.hf_num_parts if kind == "hf" else 1
+    if _has_inputs_first(leaf, stack, kind):
+        return count, *columns, rows
+    return count, rows, *columns
+
+
+def _first_rows(leaf: Leaf, stack: ExpertStack, kind: CheckpointKind) -> tuple[list[int], int]:
+    """First row of each expert, the first two axes of a tensor [experts, rows, …] taken as one, and
+    the step from row to row."""
+    count, rows = leaf.shape[:2]
+    if kind == "gguf":
+        return [expert * rows for expert in range(count)], 1
+    return [stack.first_row(expert, rows) for expert in range(count)], stack.row_step
 
 
 def _one_by_one(
     leaf: Leaf, names: Sequence[str], tensors: TensorSource, quant_format: QuantFormat | None
 ) -> list[LeafSource]:
-    shape, infos = (leaf.shape[1], leaf.shape[2]), tensors.infos
+    shape, infos = leaf.shape[1:], tensors.infos
     found: list[LeafSource] = []
     layers = [name.removesuffix(".weight") for name in names]
-    matrices = [quant_format.matrix(one, shape) if quant_format else None for one in layers]
+    packs = quant_format if leaf.role == "matrix" else None
+    matrices = [packs.matrix(one, (shape[0], shape[1])) if packs else None for one in layers]
     missing = [
         name
         for name, matrix in zip(names, matrices, strict=True)

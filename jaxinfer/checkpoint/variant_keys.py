@@ -44,6 +44,8 @@ _HF_NEUTRAL: dict[str, tuple[Any, ...]] = {
             "qkv_bias",
             "router_bias",
             "shared_expert_intermediate_size",
+            "swiglu_alpha",
+            "swiglu_limit",
             "use_bias",
             "use_bidirectional_attention",
             "use_expert_bias",

@@ -11,7 +11,20 @@ from jaxinfer.config.expert_config import ExpertConfig
 from jaxinfer.config.rope_config import RopeConfig
 from jaxinfer.errors import CheckpointError
 
-Activation = Literal["silu", "gelu_tanh"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClampedSwiglu:
+    """The gate of gpt-oss: g · sigmoid(slope · g) · (u + 1), g at most and u within the limit."""
+
+    slope: float
+    limit: float
+
+    def __post_init__(self) -> None:
+        if not self.limit > 0:
+            raise CheckpointError(f"swiglu_limit={self.limit} must be above 0; mend the config")
+
+
+Activation = Literal["silu", "gelu_tanh"] | ClampedSwiglu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

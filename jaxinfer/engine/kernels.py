@@ -14,11 +14,12 @@ from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import Geometry
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import ConfigError
-from jaxinfer.layers.expert_rounds import choose_expert_kernel
+from jaxinfer.layers.expert_rounds import choose_expert_kernel, why_not_experts
 from jaxinfer.layers.matmul_kernels import with_kernels
 from jaxinfer.models.registry import architecture_named
 from pallas_kernels.dispatch import Platform, current_platform
 from pallas_kernels.paged_attention import resolve_implementation as resolve_attention
+from pallas_kernels.paged_attention import why_not_mosaic as why_not_attention
 from pallas_kernels.rms_norm import resolve_implementation as resolve_norm
 
 
@@ -55,6 +56,20 @@ def decide_kernels(
                 for one in [each for each in models if each.experts] or [model]
             ),
         )
+
+
+def kernel_fallbacks(planned: Geometry, model: ModelConfig, platform: Platform) -> dict[str, str]:
+    """Why a model does without a kernel for GPUs: op → reason. Empty where it has them all.
+
+    Args:
+        planned: as `decide_kernels` gives it. platform: where the programs will run.
+    """
+    reasons = {}
+    if planned.attention_kernel == "reference":
+        reasons["attention"] = why_not_attention(*_attention_call(planned, model), platform)
+    if model.experts is not None and planned.expert_kernel == "reference":
+        reasons["experts"] = why_not_experts(planned, model, platform)
+    return {op: reason for op, reason in reasons.items() if reason}
 
 
 def kernels_of_weights(
@@ -94,18 +109,18 @@ def _of_all(kernels: Iterable[str]) -> str:
 
 
 def _attention_kernel(planned: Geometry, model: ModelConfig, platform: Platform) -> str:
+    return resolve_attention(planned.attention_kernel, *_attention_call(planned, model), platform)
+
+
+def _attention_call(
+    planned: Geometry, model: ModelConfig
+) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+    """Shapes and dtypes of a decode step's attention."""
     pages = (planned.num_pages[0], model.num_kv_heads, planned.page_tokens, model.head_dim)
-    return resolve_attention(
-        planned.attention_kernel,
-        {
-            "q": (planned.num_slots, 1, model.num_heads, model.head_dim),
-            "k_pages": pages,
-            "v_pages": pages,
-        },
-        {
-            "q": planned.activation_dtype,
-            "k_pages": planned.page_dtypes[0],
-            "v_pages": planned.page_dtypes[1],
-        },
-        platform,
+    queries = (planned.num_slots, 1, model.num_heads, model.head_dim)
+    dtypes = (planned.activation_dtype, *planned.page_dtypes)
+    names = ("q", "k_pages", "v_pages")
+    return (
+        dict(zip(names, (queries, pages, pages), strict=True)),
+        dict(zip(names, dtypes, strict=True)),
     )

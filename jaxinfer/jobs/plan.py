@@ -9,7 +9,7 @@ import functools
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -49,7 +49,7 @@ Report = Callable[[int, int, str], None]
 class PlannedEngine:
     """What would run: the model, what was decided for it, and its parameters' shapes.
 
-    draft: the model that drafts, None without one.
+    draft: the model that drafts, None without one. fallbacks: ops without a kernel, and why.
     """
 
     config: ModelConfig
@@ -57,6 +57,7 @@ class PlannedEngine:
     geometry: Geometry
     params: Any
     weights: str
+    fallbacks: Mapping[str, str]
 
 
 def plan_target(
@@ -104,6 +105,7 @@ def _refuse_without_compiler(target: GpuTarget) -> None:
 
 def decide_engine(model: str | Path, ask: EngineConfig, target: GpuTarget) -> PlannedEngine:
     from jaxinfer.engine.build import decide_geometry, kernels_of_weights
+    from jaxinfer.engine.kernels import kernel_fallbacks
     from jaxinfer.engine.parameter_shapes import parameter_shapes
     from pallas_kernels.dispatch import Platform
 
@@ -127,6 +129,7 @@ def decide_engine(model: str | Path, ask: EngineConfig, target: GpuTarget) -> Pl
         geometry=geometry,
         params=params,
         weights=kept,
+        fallbacks=kernel_fallbacks(geometry, config, platform),
     )
 
 
@@ -316,6 +319,7 @@ def _plan(
         programs=programs,
         kernels=kernels,
         drafts=_draft_plan(programs, read, drafting, geometry) if geometry.draft_tokens else None,
+        fallbacks=engine.fallbacks,
     )
 
 

@@ -4,7 +4,7 @@ Knows arithmetic on bytes; compiles nothing and prints nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jaxinfer.config.geometry import Geometry, kv_token_bytes
@@ -88,7 +88,7 @@ class TargetPlan:
     memory_bytes: of the GPU. read_weights_bytes: of `weights_bytes`, what a decode step reads (of
     an embedding that is no head, only the rows of its tokens). temporary_bytes: the most that any
     program needs, None where nothing was compiled. settings: what was decided, by name. drafts:
-    None without speculation.
+    None without speculation. fallbacks: ops that do without a kernel for this GPU, and why.
     """
 
     model: str
@@ -108,6 +108,7 @@ class TargetPlan:
     programs: tuple[ProgramPlan, ...]
     kernels: tuple[KernelPlan, ...]
     drafts: DraftPlan | None = None
+    fallbacks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def needed_bytes(self) -> int:

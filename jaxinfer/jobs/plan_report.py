@@ -139,6 +139,8 @@ def _notes(plan: TargetPlan) -> Iterator[str]:
         f"must move: weights, live keys and values, logits, once; floor: that at {bandwidth:.2f} "
         "TB/s as specified (a copy reaches about nine tenths)."
     )
+    for op, reason in plan.fallbacks.items():
+        yield f"No kernel for {op}: {reason}. XLA's form is compiled."
     if plan.drafts is not None:
         yield _said_of_drafts(plan.drafts)
     if not plan.programs:

@@ -27,7 +27,8 @@ def paged_self_attention(
     Args:
         x: [B, Q, E] – the normed input.
         weights: records q, k, v, o and, with `config.qk_norm`, scales q_norm and k_norm, [D] to
-            norm each head or [H·D] and [K·D] to norm all heads together.
+            norm each head or [H·D] and [K·D] to norm all heads together; `sinks` [H] f32 where the
+            family has them.
         pages: the layer's key and value pages, each [P, K, S, D] or codes with their scales.
         slots: where each token is written and which pages each row reads.
         rope: the rotation of each token; None where nothing is turned.
@@ -50,6 +51,7 @@ def paged_self_attention(
             slots.table,
             slots.starts,
             slots.lengths,
+            weights.get("sinks"),
             scale=config.attention_scale,
             window=window,
             softcap=config.attention_softcap,

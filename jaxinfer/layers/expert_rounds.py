@@ -16,11 +16,25 @@ from jax import lax
 from jaxinfer.config.geometry import Geometry
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.layers.expert_tiles import as_floats, sort_choices
-from jaxinfer.layers.linear import linear
-from jaxinfer.layers.weights import BiasedWeight, LinearWeight
+from jaxinfer.layers.rounded_inputs import round_inputs
+from jaxinfer.layers.weights import (
+    BiasedWeight,
+    BlockScaledWeight,
+    LinearWeight,
+    OffsetWeight,
+    PackedMatrix,
+    PermutedWeight,
+    RoundedInputWeight,
+    ZeroPointWeight,
+)
 from pallas_kernels.dispatch import Platform
-from pallas_kernels.grouped_matmul import grouped_matmul, resolve_implementation
+from pallas_kernels.grouped_matmul import (
+    grouped_matmul,
+    resolve_implementation,
+    why_not_mosaic,
+)
 from pallas_kernels.grouped_matmul.tiles import TILE_ROWS
+from pallas_kernels.quant_matmul import stacked_quant_matmul
 
 # Fewer places save nothing: the product takes the time in which the stack is read.
 _MIN_PLACES = 16
@@ -125,16 +139,41 @@ def apply_stack(x: jax.Array, weight: LinearWeight, *, counts: jax.Array, kernel
 
     Args:
         x: [X, places, in].
-        weight: a record with a leading axis of experts on every array; a packed one is decoded.
+        weight: a record with a leading axis of experts on every array.
         counts: [X] i32 – rows that are wanted.
+        kernel: for plain matrices; a packed one names its own.
 
     Returns:
         [X, places, out] f32, anything in rows that are not wanted.
     """
-    if not isinstance(weight.value, jax.Array):
-        return jax.vmap(linear)(x, weight)
-    out = grouped_matmul(x, weight.value, counts, implementation=kernel)  # type: ignore[arg-type]
+    if isinstance(weight.value, jax.Array):
+        out = grouped_matmul(x, weight.value, counts, implementation=kernel)  # type: ignore[arg-type]
+    else:
+        out = _packed_product(x, weight.value, counts)
     return out + weight.bias[:, None] if isinstance(weight, BiasedWeight) else out
+
+
+def _packed_product(x: jax.Array, matrix: PackedMatrix, counts: jax.Array) -> jax.Array:
+    """As `layers.linear.matmul`, of each expert."""
+    match matrix:
+        case RoundedInputWeight(matrix=inner):
+            return _packed_product(
+                round_inputs(x, matrix.inputs, matrix.input_group), inner, counts
+            )
+        case PermutedWeight(order=order, matrix=inner):
+            turned = jnp.take_along_axis(x, order[:, None, :], axis=-1, mode="clip")
+            return _packed_product(turned, inner, counts)
+    return stacked_quant_matmul(
+        x,
+        matrix.codes,
+        matrix.scales,
+        counts,
+        matrix.zeros if isinstance(matrix, ZeroPointWeight) else None,
+        matrix.offsets if isinstance(matrix, OffsetWeight) else None,
+        group=matrix.group,
+        out_group=matrix.out_group if isinstance(matrix, BlockScaledWeight) else 1,
+        implementation=matrix.kernel,  # type: ignore[arg-type]  # checked where it was decided
+    )
 
 
 def choose_expert_kernel(
@@ -150,10 +189,25 @@ def choose_expert_kernel(
     """
     if model.experts is None or (platform.kind == "cpu" and wanted != "simulated"):
         return "tiles"
+    calls = _products(geometry, model)
+    found = {resolve_implementation(wanted, *call, platform) for call in calls}
+    return found.pop() if len(found) == 1 else "reference"
+
+
+def why_not_experts(geometry: Geometry, model: ModelConfig, platform: Platform) -> str | None:
+    """Why the kernel does not serve these experts there, or None."""
+    reasons = [why_not_mosaic(*call, platform) for call in _products(geometry, model)]
+    return next((reason for reason in reasons if reason), None)
+
+
+def _products(
+    geometry: Geometry, model: ModelConfig
+) -> list[tuple[dict[str, tuple[int, ...]], dict[str, str]]]:
+    """Shapes and dtypes of gate or up, and of down."""
+    assert model.experts is not None
     count, width, size = model.experts.num_experts, model.hidden_size, model.experts.mlp_size
     dtypes = {"x": geometry.activation_dtype, "matrices": geometry.weight_dtype}
-    found = set()
-    for inputs, outputs in ((width, size), (size, width)):
-        shapes = {"x": (count, TILE_ROWS, inputs), "matrices": (count, outputs, inputs)}
-        found.add(resolve_implementation(wanted, shapes, dtypes, platform))
-    return found.pop() if len(found) == 1 else "reference"
+    return [
+        ({"x": (count, TILE_ROWS, inputs), "matrices": (count, outputs, inputs)}, dtypes)
+        for inputs, outputs in ((width, size), (size, width))
+    ]

@@ -31,9 +31,7 @@ def with_kernels(
     def named(leaf: Any) -> Any:
         if not isinstance(leaf, GroupedWeight):
             return leaf
-        if leaf.codes.ndim != 2:  # a stack of experts: all are decoded, see `expert_rounds`
-            return replace(leaf, kernel="reference")
-        outputs, width = leaf.codes.shape
+        outputs, width = leaf.codes.shape[-2:]  # of one, where it is a stack of experts
         columns = 2 * width if leaf.codes.dtype == jnp.uint8 else width
         name = resolve_implementation(
             wanted,

@@ -4,18 +4,20 @@ An architecture's file takes these and changes what differs. Knows names, not fi
 """
 
 from collections.abc import Set
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.layers.weights import BiasedWeight, Weight
-from jaxinfer.models.spec import ExpertStack, Leaf
+from jaxinfer.models.spec import ExpertStack, Leaf, LeafRole
 
 
 class ExpertNames(NamedTuple):
-    """What a family calls its experts in Hugging Face files.
+    """What a family calls its experts in Hugging Face files, and how it keeps those of a layer.
 
     block: the module beside the norms; newer_block: what files with the experts of a layer in one
-    tensor call it. gate, up, down: the matrices of one expert.
+    tensor call it. gate, up, down: the matrices of one expert. has_biases: router and experts have
+    some. takes_turns, inputs_first: as in `ExpertStack`, of the tensors with all experts.
     """
 
     block: str
@@ -23,6 +25,10 @@ class ExpertNames(NamedTuple):
     up: str
     down: str
     newer_block: str = "mlp"
+    router: str = "gate"
+    has_biases: bool = False
+    takes_turns: bool = False
+    inputs_first: bool = False
 
 
 def gguf_biases(names: Set[str]) -> dict[str, Any]:
@@ -138,53 +144,67 @@ def expert_leaves(config: ModelConfig, layer: int, hf_names: ExpertNames) -> dic
     newer = f"model.layers.{layer}.{hf_names.newer_block}"
     count, width, size = experts.num_experts, config.hidden_size, experts.mlp_size
     inward, outward = (count, size, width), (count, width, size)
-    router: Any = Leaf(
-        role="router",
-        shape=(count, width),
-        axes=("experts", "embed"),
-        hf=f"{hf}.gate.weight",
-        hf_newer=f"{newer}.gate.weight",
-        gguf=f"{gguf}_gate_inp.weight",
+    router = matrix(
+        f"{hf}.{hf_names.router}",
+        f"{gguf}_gate_inp",
+        (count, width),
+        ("experts", "embed"),
+        bias=hf_names.has_biases,
     )
+    newer_name = f"{newer}.{hf_names.router}.weight"
     axes = ("experts", "mlp", "embed")
-    names = (hf, newer, gguf)
+    names = (hf, newer, gguf, hf_names)
     stacks = {
         "gate": _stack(names, "gate", hf_names.gate, inward, axes, fused=(0, 2)),
         "up": _stack(names, "up", hf_names.up, inward, axes, fused=(1, 2)),
         "down": _stack(names, "down", hf_names.down, outward, (axes[0], axes[2], axes[1])),
     }
-    return {"router": Weight(value=router), "experts": stacks}
+    leaf = replace(router.value, role="router", hf_newer=newer_name)
+    return {"router": router.replace(value=leaf), "experts": stacks}
 
 
 def _stack(
-    names: tuple[str, str, str],
+    names: tuple[str, str, str, ExpertNames],
     name: str,
     hf_name: str,
     shape: tuple[int, int, int],
     axes: tuple[str, str, str],
     *,
     fused: tuple[int, int] | None = None,
-) -> Weight:
+) -> Weight | BiasedWeight:
     """A stack's record of leaves.
 
-    names: the block in Hugging Face files, in newer ones, and in GGUF files. fused: (place, parts)
-    of one that newer files keep together with another.
+    names: the block in Hugging Face files, in newer ones, and in GGUF files, and the family's.
+    fused: (place, parts) of one that newer files keep together with another.
     """
-    hf, newer, gguf = names
+    hf, newer, gguf, family = names
     together = "gate_up_proj" if fused else f"{name}_proj"
     part, num_parts = fused or (0, 1)
-    stack = ExpertStack(
-        hf_each=f"{hf}.experts.{{expert}}.{hf_name}.weight",
-        gguf_each=f"{gguf}_{name}.{{expert}}.weight",
-        gguf_all=f"{gguf}_{name}_exps.weight",
-        hf_all=f"{newer}.experts.{together}",
-        hf_part=part,
-        hf_num_parts=num_parts,
-    )
-    leaf: Any = Leaf(
-        role="matrix", shape=shape, axes=axes, hf=stack.hf_each, gguf=stack.gguf_all, stack=stack
-    )
-    return Weight(value=leaf)
+
+    def leaf(role: LeafRole, ending: str, hf_all: str, rank: int) -> Any:
+        stack = ExpertStack(
+            hf_each=f"{hf}.experts.{{expert}}.{hf_name}.{ending}",
+            gguf_each=f"{gguf}_{name}.{{expert}}.{ending}",
+            gguf_all=f"{gguf}_{name}_exps.{ending}",
+            hf_all=f"{newer}.experts.{hf_all}",
+            hf_part=part,
+            hf_num_parts=num_parts,
+            hf_takes_turns=family.takes_turns,
+            hf_inputs_first=family.inputs_first,
+        )
+        return Leaf(
+            role=role,
+            shape=shape[:rank],
+            axes=axes[:rank],
+            hf=stack.hf_each,
+            gguf=stack.gguf_all,
+            stack=stack,
+        )
+
+    weight = leaf("matrix", "weight", together, 3)
+    if not family.has_biases:
+        return Weight(value=weight)
+    return BiasedWeight(value=weight, bias=leaf("bias", "bias", f"{together}_bias", 2))
 
 
 def outer_leaves(config: ModelConfig, *, hf_add: float = 0.0) -> dict:

@@ -4,6 +4,7 @@ from jaxinfer.errors import UnsupportedError
 from jaxinfer.models.gemma import GEMMA
 from jaxinfer.models.gemma2 import GEMMA2
 from jaxinfer.models.gemma3 import GEMMA3
+from jaxinfer.models.gpt_oss import GPT_OSS
 from jaxinfer.models.llama import LLAMA
 from jaxinfer.models.mistral import MISTRAL
 from jaxinfer.models.mixtral import MIXTRAL
@@ -25,6 +26,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GPT_OSS,
     OLMO2,
     PHI3,
     SMOLLM3,

@@ -55,12 +55,15 @@ class Leaf:
 class ExpertStack:
     """The tensors that may hold an array `[experts, out, in]`: one an expert, or one of them all.
 
-    Names of one expert have "{expert}" for its number; names come as in `Leaf`.
+    Names of one expert have "{expert}" for its number; names come as in `Leaf`. Biases of experts,
+    [experts, out], are held likewise, without the axis "in".
 
     hf_each, gguf_each: one tensor an expert, [out, in].
     gguf_all: one tensor [experts, out, in].
     hf_all: one tensor [experts, parts · out, in], and the part of its rows that is meant: gate and
         up may be stored one above the other.
+    hf_takes_turns: the rows of the parts take turns instead.
+    hf_inputs_first: it is [experts, in, parts · out].
     """
 
     hf_each: str
@@ -69,6 +72,18 @@ class ExpertStack:
     hf_all: str
     hf_part: int = 0
     hf_num_parts: int = 1
+    hf_takes_turns: bool = False
+    hf_inputs_first: bool = False
+
+    def first_row(self, expert: int, num_rows: int) -> int:
+        """In the tensor `hf_all`, its first two axes as one: of the part's `num_rows` in one."""
+        first = expert * self.hf_num_parts * num_rows
+        return first + self.hf_part * (1 if self.hf_takes_turns else num_rows)
+
+    @property
+    def row_step(self) -> int:
+        """From one row of the part to the next."""
+        return self.hf_num_parts if self.hf_takes_turns else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

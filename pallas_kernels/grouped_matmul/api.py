@@ -18,7 +18,7 @@ def _mosaic(*arrays: jax.Array, **options: Any) -> jax.Array:
     return mosaic.grouped_matmul(*arrays, **options)
 
 
-def _why_not_mosaic(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
+def why_not_mosaic(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
     """Why `mosaic` cannot serve a call, or None. Names of shapes: x, matrices."""
     reason = dispatch.why_not_hopper(platform)
     if reason:
@@ -64,7 +64,7 @@ def resolve_implementation(
     Raises:
         ValueError: a name that the op does not have, or that cannot serve these arrays there.
     """
-    reason = functools.partial(_why_not_mosaic, shapes, dtypes)
+    reason = functools.partial(why_not_mosaic, shapes, dtypes)
     dispatch.refuse_named("grouped_matmul", wanted, reason, platform)
     where = platform or dispatch.current_platform()
     why_not = {"mosaic": functools.partial(reason, where)}

@@ -18,7 +18,7 @@ from pallas_kernels.dispatch import Dtypes, Platform, Shapes, refuse, why_not_ho
 from pallas_kernels.grouped_matmul.tiles import TILE_ROWS
 from pallas_kernels.mosaic_compat import simulation, tiled_smem
 
-BLOCK_OUTPUTS = 128
+BLOCK_OUTPUTS = (128, 96, 64)  # of a program, the best first
 BLOCK_INPUTS = 64  # 128 bytes: a row of a swizzled tile
 STAGES = 6
 
@@ -30,16 +30,21 @@ def why_not(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
 
 def _why_not_arrays(shapes: Shapes, dtypes: Dtypes) -> str | None:
     _, outputs, inputs = shapes["matrices"]
-    if inputs % BLOCK_INPUTS or outputs % BLOCK_OUTPUTS:
+    if inputs % BLOCK_INPUTS or not _block_outputs(outputs):
         return (
-            f"matrices are [{outputs}, {inputs}]; it takes multiples of {BLOCK_OUTPUTS} and "
-            f"{BLOCK_INPUTS}"
+            f"matrices are [{outputs}, {inputs}]; it takes multiples of "
+            f"{', '.join(map(str, BLOCK_OUTPUTS))} and of {BLOCK_INPUTS}"
         )
     if shapes["x"][1] % TILE_ROWS:
         return f"groups have {shapes['x'][1]} rows; it takes multiples of {TILE_ROWS}"
     if jnp.dtype(dtypes["matrices"]) != jnp.bfloat16:
         return f"matrices are {jnp.dtype(dtypes['matrices'])}; it takes bfloat16"
     return None
+
+
+def _block_outputs(outputs: int) -> int:
+    """Outputs of a program, 0 where no choice divides them. Example: 2880 → 96."""
+    return next((block for block in BLOCK_OUTPUTS if outputs % block == 0), 0)
 
 
 def grouped_matmul(
@@ -55,17 +60,18 @@ def grouped_matmul(
     refuse("grouped_matmul", "mosaic", _why_not_arrays(shapes, dtypes))
     groups, rows, inputs = x.shape
     outputs = matrices.shape[1]
+    block = _block_outputs(outputs)
     stages = min(STAGES, inputs // BLOCK_INPUTS)
     run = plgpu.kernel(
         functools.partial(_kernel, num_blocks=inputs // BLOCK_INPUTS, interpret=interpret),
         out_type=jax.ShapeDtypeStruct((groups, rows, outputs), jnp.float32),
         # Tiles of the same block of a matrix run one after the other: it is then in the L2 cache.
-        grid=(rows // TILE_ROWS, outputs // BLOCK_OUTPUTS, groups),
+        grid=(rows // TILE_ROWS, outputs // block, groups),
         grid_names=("tile", "outputs", "group"),
         scratch_types=[
             tiled_smem(stages, TILE_ROWS, BLOCK_INPUTS),
-            tiled_smem(stages, BLOCK_OUTPUTS, BLOCK_INPUTS),
-            tiled_smem(TILE_ROWS, BLOCK_OUTPUTS, dtype=jnp.float32),
+            tiled_smem(stages, block, BLOCK_INPUTS),
+            tiled_smem(TILE_ROWS, block, dtype=jnp.float32),
             plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         ],
         kernel_name="grouped_matmul",
@@ -89,8 +95,8 @@ def _kernel(
 ) -> None:
     tile, block, group = (lax.axis_index(name) for name in ("tile", "outputs", "group"))
     rows = pl.ds(tile * TILE_ROWS, TILE_ROWS)
-    outputs = pl.ds(block * BLOCK_OUTPUTS, BLOCK_OUTPUTS)
-    stages = x_smem.shape[0]
+    stages, block_outputs = matrix_smem.shape[:2]
+    outputs = pl.ds(block * block_outputs, block_outputs)
 
     def fetch(step: Any) -> None:
         buffer = lax.rem(jnp.int32(step), jnp.int32(stages))
@@ -128,7 +134,7 @@ def _product(x_smem: Any, matrix_smem: Any, ready: Any, fetch: Any, num_blocks: 
 
         return accumulator[...]
 
-    shape = (TILE_ROWS, BLOCK_OUTPUTS)
+    shape = (TILE_ROWS, matrix_smem.shape[1])
     return pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
 
 
@@ -150,5 +156,5 @@ def _simulated_product(
         pl.when(number + stages < num_blocks)(lambda: fetch(number + stages))
         return total
 
-    zeros = jnp.zeros((TILE_ROWS, BLOCK_OUTPUTS), jnp.float32)
+    zeros = jnp.zeros((TILE_ROWS, matrix_smem.shape[1]), jnp.float32)
     return lax.fori_loop(0, num_blocks, step, zeros)

@@ -1,6 +1,10 @@
 """Attention of query rows against keys and values kept in pages."""
 
-from pallas_kernels.paged_attention.api import paged_attention, resolve_implementation
+from pallas_kernels.paged_attention.api import (
+    paged_attention,
+    resolve_implementation,
+    why_not_mosaic,
+)
 from pallas_kernels.paged_attention.pages import HeadScaledPages, Pages, TokenScaledPages
 
 __all__ = [
@@ -9,4 +13,5 @@ __all__ = [
     "TokenScaledPages",
     "paged_attention",
     "resolve_implementation",
+    "why_not_mosaic",
 ]

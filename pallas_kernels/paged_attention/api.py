@@ -20,7 +20,8 @@ def _mosaic(*arrays: Any, **options: Any) -> jax.Array:
     return mosaic.paged_attention(*arrays, **options)
 
 
-def _why_not_mosaic(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
+def why_not_mosaic(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
+    """Why `mosaic` cannot serve a call, or None. Names of shapes: q, k_pages, v_pages."""
     if reason := dispatch.why_not_hopper(platform):
         return reason
     from pallas_kernels.paged_attention import mosaic
@@ -43,6 +44,7 @@ def paged_attention(
     table: jax.Array,
     starts: jax.Array,
     lengths: jax.Array,
+    sinks: jax.Array | None = None,
     *,
     scale: float,
     window: int = 0,
@@ -63,7 +65,7 @@ def paged_attention(
         {name: array.dtype for name, array in arrays.items()},
     )
     options = {"scale": scale, "window": window, "softcap": softcap}
-    return IMPLEMENTATIONS[name](q, k_pages, v_pages, table, starts, lengths, **options)
+    return IMPLEMENTATIONS[name](q, k_pages, v_pages, table, starts, lengths, sinks, **options)
 
 
 def resolve_implementation(
@@ -85,7 +87,7 @@ def resolve_implementation(
     """
     why_not = {}
     if shapes is not None and dtypes is not None:
-        reason = functools.partial(_why_not_mosaic, shapes, dtypes)
+        reason = functools.partial(why_not_mosaic, shapes, dtypes)
         dispatch.refuse_named("paged_attention", wanted, reason, platform)
         where = platform or dispatch.current_platform()
         why_not["mosaic"] = functools.partial(reason, where)

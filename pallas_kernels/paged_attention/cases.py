@@ -13,7 +13,7 @@ class Case:
     tier: "quick" and "slow" can be simulated on a CPU; "bench" needs a GPU.
     table_columns: at least so many pages a row can hold (more than the rows use).
     split_tokens: above 0, positions of one program of the decode kernel.
-    keys, values: what their pages hold.
+    keys, values: what their pages hold. has_sinks: every query head has a sink.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Case:
     split_tokens: int = 0
     keys: PageKind = "floats"
     values: PageKind = "floats"
+    has_sinks: bool = False
 
 
 def _decode(name: str, starts: tuple[int, ...], *, num_queries: int = 1, **options) -> Case:
@@ -101,6 +102,14 @@ CASES = (
     _prefill("prefill of fp8 heads of 256", (64,), (64,), head_dim=256, tier="slow", **FP8),
     _decode("decode of int8 heads of 256", (200,), head_dim=256, tier="slow", **INT8),
     _decode("decode of fp8 heads of 256", (200,), head_dim=256, tier="slow", **FP8),
+    # Sinks: heads that share a tile, the end of splits, codes, tiles of a head each.
+    _decode("decode with sinks", (5, 130), lengths=(1, 1), has_sinks=True),
+    _decode("decode with sinks in splits", (300, 0), split_tokens=128, has_sinks=True),
+    _prefill("prefill with sinks", (64,), (64,), window=70, page_tokens=16, has_sinks=True),
+    _decode("verify with sinks", (126,), num_queries=5, window=70, tier="slow", has_sinks=True),
+    _decode("decode with sinks of heads of 256", (70,), head_dim=256, tier="slow", has_sinks=True),
+    _decode("decode with sinks over int8 pages", (100,), tier="slow", has_sinks=True, **INT8),
+    _prefill("prefill with sinks over fp8 pages", (0,), (64,), tier="slow", has_sinks=True, **FP8),
     # What a GPU is measured with.
     *(
         _decode(

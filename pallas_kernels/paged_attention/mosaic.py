@@ -64,6 +64,7 @@ def paged_attention(
     table: jax.Array,
     starts: jax.Array,
     lengths: jax.Array,
+    sinks: jax.Array | None = None,
     *,
     scale: float,
     window: int = 0,
@@ -101,7 +102,7 @@ def paged_attention(
         interpret=interpret,
     )
     run: Any = decode_attention if decodes else prefill_attention
-    return run(q, k_pages, v_pages, table, starts, lengths, shape=shape, tiles=tiles)
+    return run(q, k_pages, v_pages, table, starts, lengths, sinks, shape=shape, tiles=tiles)
 
 
 def _default_tiles(

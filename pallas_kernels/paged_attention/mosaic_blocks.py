@@ -181,6 +181,18 @@ def erase_unseen(v_smem: Any, first_key: Any, start: Any, end: Any, shape: Block
         plgpu.commit_smem()
 
 
+def sunk_softmax(softmax: Softmax, sink: Any) -> Softmax:
+    """The softmax with a score that no value goes with.
+
+    Args:
+        sink: in units of log2(e), a scalar or [rows] f32.
+    """
+    peak = jnp.maximum(softmax.peak, sink)
+    fade = jnp.exp2(softmax.peak - peak)
+    faded = softmax.weighted * lax.broadcast_in_dim(fade, softmax.weighted.shape, [0])
+    return Softmax(weighted=faded, peak=peak, total=softmax.total * fade + jnp.exp2(sink - peak))
+
+
 def normalized(softmax: Softmax) -> jax.Array:
     """The attention output [rows, columns] f32; 0 for a row that saw no key."""
     total = jnp.where(softmax.total > 0, softmax.total, jnp.float32(1))

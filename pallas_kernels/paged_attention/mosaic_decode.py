@@ -15,9 +15,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_compat import iota, shared_union, simulation, tiled_smem
+from pallas_kernels.mosaic_compat import iota, load, shared_union, simulation, tiled_smem
 from pallas_kernels.paged_attention.mosaic_blocks import (
+    LOG2_E,
     WGMMA,
+    WGMMA_ROWS,
     BlockShape,
     Softmax,
     add_block,
@@ -30,6 +32,7 @@ from pallas_kernels.paged_attention.mosaic_blocks import (
     last_page_of,
     masked_scores,
     normalized,
+    sunk_softmax,
 )
 from pallas_kernels.paged_attention.mosaic_codes import (
     FLOATS,
@@ -59,6 +62,7 @@ def decode_attention(
     table: jax.Array,
     starts: jax.Array,
     lengths: jax.Array,
+    sinks: jax.Array | None,
     *,
     shape: BlockShape,
     tiles: DecodeTiles,
@@ -75,14 +79,23 @@ def decode_attention(
     positions = table.shape[1] * shape.page_tokens
     split = tiles.split_for(positions)
     num_splits = _num_splits(positions, split, num_queries, shape.window)
+    by_row = None if sinks is None else _sinks_by_row(sinks, num_kv_heads)
+    # Those of splits join where the splits do.
+    inside = [] if by_row is None or num_splits > 1 else [by_row]
     sizes = {"num_queries": num_queries, "group": group, "split": split, "num_splits": num_splits}
-    run = _decode_call(grouped.shape, kinds, sizes, shape, tiles)
-    parts = run(grouped, *arrays, table, starts, lengths, *scales)
+    run = _decode_call(grouped.shape, kinds, sizes | {"has_sinks": len(inside)}, shape, tiles)
+    parts = run(grouped, *arrays, table, starts, lengths, *scales, *inside)
     out = parts[0]
     if num_splits > 1:
-        out = _merge(Softmax(*parts), starts, lengths, split, shape).astype(q.dtype)
+        out = _merge(Softmax(*parts), by_row, starts, lengths, split, shape).astype(q.dtype)
     out = out[:, :, :real].reshape(num_rows, num_kv_heads, num_queries, group, head_dim)
     return out.swapaxes(1, 2).reshape(q.shape)
+
+
+def _sinks_by_row(sinks: jax.Array, num_kv_heads: int) -> jax.Array:
+    """The sink of each query row of a tile, in units of log2(e): [K, BLOCK_ROWS] f32."""
+    by_head = sinks.astype(jnp.float32).reshape(num_kv_heads, -1) * jnp.float32(LOG2_E)
+    return jnp.tile(by_head, (1, BLOCK_ROWS))[:, :BLOCK_ROWS]
 
 
 def _num_splits(positions: int, split: int, num_queries: int, window: int) -> int:
@@ -108,7 +121,8 @@ def _decode_call(
 ) -> Any:
     """The kernel as a function of arrays: one output, or the partial results of each split.
 
-    sizes: query tokens, query heads of a kv head, positions in a split, and number of splits.
+    sizes: query tokens, query heads of a kv head, positions in a split, number of splits, and
+        whether the sinks are an argument.
     """
     num_rows, num_kv_heads, _, head_dim = rows_shape
     num_groups = head_dim // shape.columns
@@ -116,6 +130,8 @@ def _decode_call(
     pipeline = tiled_smem(tiles.stages, tiles.block_keys, head_dim)
     is_read = plgpu.Barrier(num_arrivals=num_groups, num_barriers=tiles.stages)
     all_done = plgpu.Barrier(num_arrivals=num_groups)
+    sinks = [plgpu.SMEM((BLOCK_ROWS,), jnp.float32)] * sizes["has_sinks"]
+    q_ready = plgpu.Barrier(num_arrivals=1 + sizes["has_sinks"])
     return plgpu.kernel(
         functools.partial(_decode_kernel, **sizes, kinds=kinds, shape=shape),
         out_type=out_type,
@@ -124,9 +140,9 @@ def _decode_call(
         num_threads=num_groups + (kinds != (FLOATS, FLOATS)),
         thread_name="columns",
         scratch_types=[
-            tiled_smem(BLOCK_ROWS, head_dim),
+            [tiled_smem(BLOCK_ROWS, head_dim), *sinks],
             shared_union([pipeline, pipeline], results, interpret=shape.interpret),
-            [plgpu.Barrier(), *ready_barriers(kinds, shape, tiles), is_read, all_done],
+            [q_ready, *ready_barriers(kinds, shape, tiles), is_read, all_done],
             code_scratch(kinds, head_dim, shape, tiles),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
@@ -159,6 +175,7 @@ def _decode_kernel(
     group: int,
     split: int,
     num_splits: int,
+    has_sinks: int,
     kinds: tuple[str, str],
     shape: BlockShape,
 ) -> None:
@@ -167,7 +184,8 @@ def _decode_kernel(
     q_gmem, k_gmem, v_gmem, table_gmem, starts_gmem, lengths_gmem, *others = refs
     num_scales = len(kinds) - kinds.count(FLOATS)
     scales_gmem, others = others[:num_scales], others[num_scales:]
-    *outputs, q_smem, union_smem, barriers, code_refs = others
+    sinks_gmem, others = others[:has_sinks], others[has_sinks:]
+    *outputs, (q_smem, *sinks_smem), union_smem, barriers, code_refs = others
     (k_smem, v_smem), results_smem = union_smem
     q_ready, k_ready, v_ready, is_read, all_done = barriers
     pipelines = [Side(k_smem, k_ready, is_read), Side(v_smem, v_ready, None)]
@@ -249,12 +267,16 @@ def _decode_kernel(
         @pl.when(this_group == 0)
         def _start() -> None:
             plgpu.copy_gmem_to_smem(q_gmem.at[row, head], q_smem.at[pl.ds(0, rows)], q_ready)
+            for gmem, smem in zip(sinks_gmem, sinks_smem, strict=True):
+                plgpu.copy_gmem_to_smem(gmem.at[head], smem, q_ready)
             for ahead in range(stages if not num_scales else 0):
                 pl.when(first + ahead < last)(functools.partial(fetch, first + ahead))
 
         plgpu.barrier_wait(q_ready)
         softmax = lax.fori_loop(first, last, step, empty_softmax(shape))
         softmax = scaled_result(softmax, v_factor)
+        if has_sinks:
+            softmax = sunk_softmax(softmax, load(sinks_smem[0], WGMMA_ROWS, shape.interpret))
         store([normalized(softmax)] if num_splits == 1 else softmax)
 
     def bring() -> None:
@@ -272,6 +294,7 @@ def _decode_kernel(
 
 def _merge(
     parts: Softmax,
+    sinks: jax.Array | None,
     starts: jax.Array,
     lengths: jax.Array,
     split: int,
@@ -279,7 +302,8 @@ def _merge(
 ) -> jax.Array:
     """The splits' partial results in one, added in order: [B, K, rows, D] f32.
 
-    A split that holds no key of its row wrote nothing: it is left out.
+    sinks: [K, BLOCK_ROWS] of each row's head. A split that holds no key of its row wrote nothing:
+    it is left out.
     """
     weighted, peak, total = parts
     num_splits = weighted.shape[2]
@@ -288,9 +312,14 @@ def _merge(
     splits = splits + jnp.arange(num_splits, dtype=jnp.int32)[None]
     is_used = (splits * split < ends[:, None])[:, None, :, None]  # [B, 1, splits, 1]
     peak = jnp.where(is_used, peak, jnp.float32(-jnp.inf))
-    factors = jnp.exp2(peak - jnp.maximum(jnp.max(peak, axis=2, keepdims=True), jnp.float32(-1e30)))
+    highest = jnp.maximum(jnp.max(peak, axis=2, keepdims=True), jnp.float32(-1e30))
     out = jnp.zeros(weighted.shape[:2] + weighted.shape[3:], jnp.float32)
     sums = jnp.zeros(out.shape[:3], jnp.float32)
+    if sinks is not None:
+        sink = sinks[None, :, None, : peak.shape[3]]
+        highest = jnp.maximum(highest, sink)
+        sums = jnp.exp2(sink - highest)[:, :, 0]
+    factors = jnp.exp2(peak - highest)
     for one in range(num_splits):
         factor, used = factors[:, :, one], is_used[:, :, one]
         sums = sums + jnp.where(used, total[:, :, one] * factor, jnp.float32(0))

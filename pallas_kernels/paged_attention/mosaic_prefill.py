@@ -20,6 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_compat import iota, simulation, tiled_smem
 from pallas_kernels.paged_attention.mosaic_blocks import (
+    LOG2_E,
     WGMMA,
     BlockShape,
     add_block,
@@ -32,6 +33,7 @@ from pallas_kernels.paged_attention.mosaic_blocks import (
     last_page_of,
     masked_scores,
     normalized,
+    sunk_softmax,
 )
 from pallas_kernels.paged_attention.mosaic_codes import (
     INT8,
@@ -63,6 +65,7 @@ def prefill_attention(
     table: jax.Array,
     starts: jax.Array,
     lengths: jax.Array,
+    sinks: jax.Array | None,
     *,
     shape: BlockShape,
     tiles: PrefillTiles,
@@ -75,10 +78,10 @@ def prefill_attention(
     group = num_heads // num_kv_heads
     num_tiles = padded.shape[1] // BLOCK_ROWS * group
     tiles_at_once = COMPUTE_GROUPS * shape.columns // head_dim
+    inside = [] if sinks is None else [sinks.astype(jnp.float32) * jnp.float32(LOG2_E)]
+    sizes = {"group": group, "num_tiles": num_tiles, "has_sinks": bool(inside)}
     run = plgpu.kernel(
-        functools.partial(
-            _prefill_kernel, group=group, num_tiles=num_tiles, kinds=kinds, shape=shape
-        ),
+        functools.partial(_prefill_kernel, **sizes, kinds=kinds, shape=shape),
         out_type=jax.ShapeDtypeStruct(padded.shape, jnp.bfloat16),
         grid=(num_kv_heads, -(-num_tiles // tiles_at_once), num_rows),
         grid_names=("head", "tiles", "row"),
@@ -89,7 +92,7 @@ def prefill_attention(
         kernel_name="prefill_attention",
         interpret=simulation(shape.interpret),
     )
-    return run(padded, *arrays, table, starts, lengths, *scales)[:, :num_queries]
+    return run(padded, *arrays, table, starts, lengths, *scales, *inside)[:, :num_queries]
 
 
 def _scratch(
@@ -120,9 +123,15 @@ def _tile_of(number: Any, group: int, num_tiles: int) -> tuple[Any, Any]:
 
 
 def _prefill_kernel(
-    *refs: Any, group: int, num_tiles: int, kinds: tuple[str, str], shape: BlockShape
+    *refs: Any,
+    group: int,
+    num_tiles: int,
+    has_sinks: bool,
+    kinds: tuple[str, str],
+    shape: BlockShape,
 ) -> None:
     q_gmem, k_gmem, v_gmem, table_gmem, starts_gmem, lengths_gmem, *scales_gmem = refs[:-6]
+    sinks_gmem = scales_gmem.pop() if has_sinks else None
     out_gmem, buffers, results_smem, arrivals, turns, code_refs = refs[-6:]
     pipelines = [Side(*one) for one in zip(buffers[1:], arrivals[1:], turns[:2], strict=True)]
     sides = make_sides([k_gmem, v_gmem], scales_gmem, pipelines, code_refs, kinds)
@@ -155,6 +164,8 @@ def _prefill_kernel(
         factors = tuple(head_factor(side, head) for side in sides)
         softmax = _tile_kernel(q_smem, sides, factors, turns[2], where, span, kinds, shape)
         softmax = scaled_result(softmax, factors[1])
+        if sinks_gmem is not None:
+            softmax = sunk_softmax(softmax, sinks_gmem[head * group + member])
         out_smem = results_smem.at[warpgroup]
         out_smem[...] = normalized(softmax).astype(jnp.bfloat16)
         plgpu.commit_smem()

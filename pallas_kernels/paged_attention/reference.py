@@ -36,6 +36,7 @@ def paged_attention(
     table: jax.Array,
     starts: jax.Array,
     lengths: jax.Array,
+    sinks: jax.Array | None = None,
     *,
     scale: float,
     window: int = 0,
@@ -57,6 +58,8 @@ def paged_attention(
         starts: [B] i32 – position of a row's first query token.
         lengths: [B] i32 – how many of the Q query tokens are real; 0 for an empty row. What comes
             out for the others is finite and means nothing.
+        sinks: [H] f32 – a score a query head that no scale and no cap changes: it takes its share
+            of the softmax and adds nothing to the output. None for no such scores.
         scale: factor on the scores.
         window: tokens a query sees, its own included; 0 for all.
         softcap: above 0, scores become softcap · tanh(score / softcap).
@@ -69,6 +72,7 @@ def paged_attention(
     """
     num_rows, num_queries, num_heads, head_dim = q.shape
     num_kv_heads = code_array(k_pages).shape[1]
+    group = num_heads // num_kv_heads
     positions = starts[:, None] + jnp.arange(num_queries, dtype=jnp.int32)[None, :]  # [B, Q]
     queries, query_positions = _as_one_row_axis(q, positions, num_kv_heads, scale)
     first, last = _block_range(starts, lengths, window)
@@ -84,9 +88,10 @@ def paged_attention(
         scores = _capped(_batched_dot(queries, keys, contract_last=True), softcap)
         return _add_block(softmax, scores, values, visible)
 
-    softmax = lax.fori_loop(first, last, attend_block, _empty_softmax(queries))
+    before = _empty_softmax(queries) if sinks is None else _sunk_softmax(queries, sinks, group)
+    softmax = lax.fori_loop(first, last, attend_block, before)
     out = softmax.weighted / jnp.where(softmax.total > 0, softmax.total, jnp.float32(1))
-    out = out[:, : num_queries * (num_heads // num_kv_heads), :head_dim]
+    out = out[:, : num_queries * group, :head_dim]
     out = rearrange(out, "(b k) (q g) d -> b q (k g) d", b=num_rows, q=num_queries)
     return out.astype(q.dtype)
 
@@ -104,6 +109,15 @@ def _empty_softmax(queries):
         peak=jnp.full((*queries.shape[:2], 1), MASKED, jnp.float32),
         total=jnp.zeros((*queries.shape[:2], 1), jnp.float32),
         weighted=jnp.zeros(queries.shape, jnp.float32),
+    )
+
+
+def _sunk_softmax(queries, sinks, group):
+    """One that has seen the sink of each row's head, as a key whose value is 0."""
+    by_head = jnp.tile(sinks.astype(jnp.float32).reshape(-1, group), (1, queries.shape[1]))
+    rows = jnp.tile(by_head[:, : queries.shape[1]], (queries.shape[0] // by_head.shape[0], 1))
+    return _empty_softmax(queries)._replace(
+        peak=rows[..., None], total=jnp.ones((*rows.shape, 1), jnp.float32)
     )
 
 

@@ -19,6 +19,12 @@ def _mosaic(*arrays: Any, **options: Any) -> jax.Array:
     return mosaic.quant_matmul(*arrays, **options)
 
 
+def _stacked_mosaic(*arrays: Any, **options: Any) -> jax.Array:
+    from pallas_kernels.quant_matmul import mosaic
+
+    return mosaic.stacked_quant_matmul(*arrays, **options)
+
+
 def _why_not_mosaic(shapes: Shapes, dtypes: Dtypes, group: int, platform: Platform) -> str | None:
     if reason := dispatch.why_not_hopper(platform):
         return reason
@@ -31,6 +37,11 @@ IMPLEMENTATIONS = {
     "reference": reference.quant_matmul,
     "mosaic": _mosaic,
     "simulated": functools.partial(_mosaic, interpret=True),
+}
+STACKED_IMPLEMENTATIONS = {
+    "reference": reference.stacked_quant_matmul,
+    "mosaic": _stacked_mosaic,
+    "simulated": functools.partial(_stacked_mosaic, interpret=True),
 }
 
 
@@ -57,6 +68,30 @@ def quant_matmul(
     return IMPLEMENTATIONS[name](x, codes, scales, zeros, offsets, **options)
 
 
+def stacked_quant_matmul(
+    x: jax.Array,
+    codes: jax.Array,
+    scales: jax.Array,
+    counts: jax.Array,
+    zeros: jax.Array | None = None,
+    offsets: jax.Array | None = None,
+    *,
+    group: int,
+    out_group: int = 1,
+    implementation: Implementation = "auto",
+) -> jax.Array:
+    """x · Wᵀ of each matrix of a stack with its own rows; see `reference.stacked_quant_matmul`.
+
+    Args:
+        implementation: as for `quant_matmul`.
+    """
+    shapes = {"x": x.shape[1:], "codes": codes.shape[1:]}
+    dtypes = {"x": x.dtype, "codes": codes.dtype}
+    name = resolve_implementation(implementation, shapes, dtypes, group=group)
+    run = STACKED_IMPLEMENTATIONS[name]
+    return run(x, codes, scales, counts, zeros, offsets, group=group, out_group=out_group)
+
+
 def resolve_implementation(
     wanted: str,
     shapes: Shapes,
@@ -68,7 +103,8 @@ def resolve_implementation(
     """The name of the implementation that `wanted` ("auto" or a name) stands for.
 
     Args:
-        shapes: of x and codes, by name. dtypes: likewise. group: columns under one scale.
+        shapes: of x and codes, by name; of one matrix of a stack. dtypes: likewise. group: columns
+            under one scale.
         platform: where the program will run; None for this process's first device.
 
     Raises:

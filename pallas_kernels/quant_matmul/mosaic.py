@@ -6,7 +6,7 @@ zero points and offsets multiply the sums of x over each group, which XLA makes 
 """
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,14 +17,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import Dtypes, Platform, Shapes, refuse, why_not_hopper
 from pallas_kernels.folded_sum import folded_sum
-from pallas_kernels.mosaic_compat import (
-    full,
-    load,
-    matmul_registers,
-    simulation,
-    store_transposed,
-    tiled_smem,
-)
+from pallas_kernels.mosaic_compat import full, simulation, store_transposed, tiled_smem
+from pallas_kernels.quant_matmul.mosaic_step import Blocks, add_step
 from pallas_kernels.quant_matmul.tiles import (
     BLOCK_IN,
     BLOCK_OUT,
@@ -35,49 +29,8 @@ from pallas_kernels.quant_matmul.tiles import (
     quant_tiles,
 )
 
-WGMMA = plgpu.Layout.WGMMA
 LEAST_COPY_BYTES = 128  # to shared memory
-LOWEST = {4: -8.0, 8: -128.0}
 _CODE_DTYPES = (jnp.uint8, jnp.int8)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Blocks:
-    """Static sizes of one call.
-
-    block_in: columns of a step. segment: of them, those that are summed before they are scaled.
-    bits: of a code. addend: "none", "zeros" or "offsets". splits: programs along the columns.
-    """
-
-    columns: int
-    group: int
-    block_in: int
-    bits: int
-    addend: str
-    splits: int
-    tiles: QuantTiles
-    interpret: bool
-
-    @property
-    def segment(self) -> int:
-        return min(self.group, self.block_in)
-
-    @property
-    def num_segments(self) -> int:
-        """Of one step."""
-        return self.block_in // self.segment
-
-    @property
-    def outputs(self) -> int:
-        return self.tiles.warpgroups * BLOCK_OUT
-
-    @property
-    def num_blocks(self) -> int:
-        return self.columns // self.block_in
-
-    @property
-    def split_blocks(self) -> int:
-        return -(-self.num_blocks // self.splits)
 
 
 def why_not(shapes: Shapes, dtypes: Dtypes, platform: Platform, *, group: int) -> str | None:
@@ -136,38 +89,94 @@ def quant_matmul(
     """
     shapes, dtypes = {"x": x.shape, "codes": codes.shape}, {"x": x.dtype, "codes": codes.dtype}
     refuse("quant_matmul", "mosaic", _why_not_arrays(shapes, dtypes, group))
-    columns, outputs = x.shape[-1], codes.shape[0]
-    rows = x.reshape(-1, columns)
-    addend: Any = zeros if offsets is None else offsets
-    has_addend = addend is not None
+    rows = x.reshape(-1, x.shape[-1])
+    arrays, addends = (codes, scales, zeros, offsets), (zeros, offsets)
+    blocks = _blocks_of(rows.shape, codes, addends, group, tiles, interpret)
+    out = _product(rows, arrays, out_group, [], blocks)
+    return out.reshape(*x.shape[:-1], codes.shape[0])
+
+
+def stacked_quant_matmul(
+    x: jax.Array,
+    codes: jax.Array,
+    scales: jax.Array,
+    counts: jax.Array,
+    zeros: jax.Array | None = None,
+    offsets: jax.Array | None = None,
+    *,
+    group: int,
+    out_group: int = 1,
+    tiles: QuantTiles | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """See `reference.stacked_quant_matmul`; otherwise as `quant_matmul`.
+
+    A program whose rows nobody wants ends at once and reads nothing.
+    """
+    shapes = {"x": x.shape[1:], "codes": codes.shape[1:]}
+    dtypes = {"x": x.dtype, "codes": codes.dtype}
+    refuse("quant_matmul", "mosaic", _why_not_arrays(shapes, dtypes, group))
+    arrays, addends = (codes, scales, zeros, offsets), (zeros, offsets)
+    blocks = _blocks_of(x.shape, codes, addends, group, tiles, interpret)
+    return _product(x, arrays, out_group, [counts], blocks)
+
+
+def _blocks_of(
+    shape: tuple[int, ...],
+    codes: jax.Array,
+    addends: tuple[jax.Array | None, jax.Array | None],
+    group: int,
+    tiles: QuantTiles | None,
+    interpret: bool,
+) -> Blocks:
+    """The sizes of a call with rows of that shape."""
+    (*stack, num_rows, columns), outputs = shape, codes.shape[-2]
+    zeros, offsets = addends
+    has_addend = zeros is not None or offsets is not None
     if tiles is None:
-        tiles = _default_tiles(rows.shape[0], outputs, group, has_addend, interpret)
+        tiles = _default_tiles(num_rows, outputs, group, has_addend, interpret)
     _check_tiles(tiles, outputs, has_addend)
-    blocks = _Blocks(
+    every = outputs * (stack[0] if stack else 1)
+    return Blocks(
         columns=columns,
         group=min(group, columns),
         block_in=_block_in(columns, group),
         bits=4 if codes.dtype == jnp.uint8 else 8,
         addend="zeros" if zeros is not None else "none" if offsets is None else "offsets",
-        splits=num_splits(columns, outputs, rows.shape[0], tiles),
+        splits=num_splits(columns, every, num_rows, tiles),
         tiles=tiles,
         interpret=interpret,
+        stack=stack[0] if stack else 0,
     )
-    padded = jnp.pad(rows, ((0, -rows.shape[0] % tiles.block_rows), (0, 0)))
-    arrays = [padded, _as_codes(codes, blocks), _scale_an_output(scales, out_group, outputs)]
-    if has_addend:
-        arrays += [_as_copied(addend, blocks), _segment_sums(padded, blocks)]
-    parts = _call(padded.shape[0], outputs, arrays, blocks)
+
+
+def _product(
+    rows: jax.Array,
+    arrays: tuple[Any, ...],
+    out_group: int,
+    counts: list[jax.Array],
+    blocks: Blocks,
+) -> jax.Array:
+    """[..., rows, out]. arrays: codes, scales, zeros and offsets. counts: one array for a stack."""
+    codes, scales, zeros, offsets = arrays
+    num_rows, outputs = rows.shape[-2], codes.shape[-2]
+    missing = -num_rows % blocks.tiles.block_rows
+    padded = jnp.pad(rows, [(0, 0)] * (rows.ndim - 2) + [(0, missing), (0, 0)])
+    inputs = [padded, _as_codes(codes, blocks), _scale_an_output(scales, out_group, outputs)]
+    if blocks.addend != "none":
+        addend: Any = zeros if offsets is None else offsets
+        inputs += [_as_copied(addend, blocks), _segment_sums(padded, blocks)]
+    parts = _call(padded.shape[-2], outputs, inputs, counts, blocks)
     out = functools.reduce(jnp.add, list(parts))  # in order
-    return out[: rows.shape[0]].reshape(*x.shape[:-1], outputs)
+    return out[..., :num_rows, :]
 
 
 def _scale_an_output(scales: jax.Array, out_group: int, outputs: int) -> jax.Array:
     """Few, since a block of scaled columns is long."""
-    return scales if out_group == 1 else jnp.repeat(scales, out_group, axis=1)[:, :outputs]
+    return scales if out_group == 1 else jnp.repeat(scales, out_group, axis=-1)[..., :outputs]
 
 
-def _as_copied(addend: jax.Array, blocks: _Blocks) -> jax.Array:
+def _as_copied(addend: jax.Array, blocks: Blocks) -> jax.Array:
     """Zeros or offsets, wide enough for a copy to shared memory."""
     if addend.dtype == jnp.int8 and blocks.outputs * blocks.num_segments < LEAST_COPY_BYTES:
         return addend.astype(jnp.bfloat16)  # exact
@@ -196,27 +205,33 @@ def _check_tiles(tiles: QuantTiles, outputs: int, has_addend: bool) -> None:
         raise ValueError(f"tiles={tiles}: {outputs} outputs are no multiple of 128; take one")
 
 
-def _as_codes(codes: jax.Array, blocks: _Blocks) -> jax.Array:
+def _as_codes(codes: jax.Array, blocks: Blocks) -> jax.Array:
     """[out, in] of signed integers; two 4-bit codes a byte are what the GPU calls int4."""
     if blocks.bits == 8:
         return codes
-    return lax.bitcast_convert_type(codes, jnp.int4).reshape(codes.shape[0], -1)
+    return lax.bitcast_convert_type(codes, jnp.int4).reshape(*codes.shape[:-1], -1)
 
 
-def _segment_sums(rows: jax.Array, blocks: _Blocks) -> jax.Array:
-    """[segments, rows] f32: x summed over the columns of each segment."""
-    split = rows.astype(jnp.float32).reshape(rows.shape[0], -1, blocks.segment)
-    return folded_sum(split)[..., 0].T
+def _segment_sums(rows: jax.Array, blocks: Blocks) -> jax.Array:
+    """[..., segments, rows] f32: x summed over the columns of each segment."""
+    split = rows.astype(jnp.float32).reshape(*rows.shape[:-1], -1, blocks.segment)
+    return folded_sum(split)[..., 0].swapaxes(-1, -2)
 
 
 # A program may hold hundreds of such calls of a few shapes: each shape is traced and lowered once.
-@functools.partial(jax.jit, static_argnums=(0, 1, 3))
-def _call(num_rows: int, outputs: int, arrays: list[jax.Array], blocks: _Blocks) -> jax.Array:
-    """The kernel: [splits, rows, out] f32."""
+@functools.partial(jax.jit, static_argnums=(0, 1, 4))
+def _call(
+    num_rows: int,
+    outputs: int,
+    arrays: list[jax.Array],
+    counts: list[jax.Array],
+    blocks: Blocks,
+) -> jax.Array:
+    """The kernel: [splits, rows, out] f32, or [splits, X, rows, out] of a stack."""
     tiles, stages = blocks.tiles, blocks.tiles.stages
     code_dtype = jnp.int4 if blocks.bits == 4 else jnp.int8
     splits = -(-blocks.num_blocks // blocks.split_blocks)
-    segments = blocks.num_segments
+    segments, stack = blocks.num_segments, [blocks.stack] if blocks.stack else []
     inputs = [
         tiled_smem(stages, tiles.block_rows, blocks.block_in, tile_columns=blocks.segment),
         tiled_smem(stages, blocks.outputs, blocks.block_in, dtype=code_dtype),
@@ -234,20 +249,33 @@ def _call(num_rows: int, outputs: int, arrays: list[jax.Array], blocks: _Blocks)
     ]
     return plgpu.kernel(
         functools.partial(_kernel, num_inputs=len(inputs), blocks=blocks),
-        out_type=jax.ShapeDtypeStruct((splits, num_rows, outputs), jnp.float32),
-        grid=(outputs // blocks.outputs, splits, num_rows // tiles.block_rows),
-        grid_names=("out", "split", "rows"),
+        out_type=jax.ShapeDtypeStruct((splits, *stack, num_rows, outputs), jnp.float32),
+        grid=(outputs // blocks.outputs, splits, num_rows // tiles.block_rows, *stack),
+        grid_names=("out", "split", "rows", *(["matrix"] if stack else [])),
         num_threads=tiles.warpgroups,
         thread_name="warpgroup",
         scratch_types=[inputs, result, barriers],
         compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=0),
         kernel_name="quant_matmul",
         interpret=simulation(blocks.interpret),
-    )(*arrays)
+    )(*arrays, *counts)
 
 
-def _kernel(*refs: Any, num_inputs: int, blocks: _Blocks) -> None:
-    gmem, (out_gmem, smem, out_smem, (ready, is_read)) = refs[:num_inputs], refs[num_inputs:]
+def _kernel(*refs: Any, num_inputs: int, blocks: Blocks) -> None:
+    if not blocks.stack:
+        _tile_kernel(refs[:num_inputs], refs[num_inputs:], (), blocks)
+        return
+    matrix, first_row = lax.axis_index("matrix"), lax.axis_index("rows") * blocks.tiles.block_rows
+    counts_gmem, others = refs[num_inputs], refs[num_inputs + 1 :]
+
+    @pl.when(first_row < counts_gmem[matrix])
+    def _compute() -> None:
+        _tile_kernel(refs[:num_inputs], others, (matrix,), blocks)
+
+
+def _tile_kernel(gmem: Any, others: Any, matrix: tuple, blocks: Blocks) -> None:
+    """One tile of rows with the outputs of this program. matrix: which of a stack."""
+    out_gmem, smem, out_smem, (ready, is_read) = others
     this, stages = lax.axis_index("warpgroup"), blocks.tiles.stages
     split = lax.axis_index("split")
     first = split * blocks.split_blocks
@@ -255,7 +283,7 @@ def _kernel(*refs: Any, num_inputs: int, blocks: _Blocks) -> None:
 
     def fetch(block: Any) -> None:
         buffer = lax.rem(block - first, jnp.int32(stages))
-        for source, target in zip(_places(gmem, block, blocks), smem, strict=True):
+        for source, target in zip(_places(gmem, block, matrix, blocks), smem, strict=True):
             plgpu.copy_gmem_to_smem(source, target.at[buffer], ready.at[buffer])
 
     @pl.when(this == 0)
@@ -266,7 +294,7 @@ def _kernel(*refs: Any, num_inputs: int, blocks: _Blocks) -> None:
     def step(block: Any, total: jax.Array) -> jax.Array:
         buffer = lax.rem(block - first, jnp.int32(stages))
         plgpu.barrier_wait(ready.at[buffer])
-        total = _add_step(total, [one.at[buffer] for one in smem], this, blocks)
+        total = add_step(total, [one.at[buffer] for one in smem], this, blocks)
 
         @pl.when(block + stages < last)
         def _refill() -> None:
@@ -280,17 +308,17 @@ def _kernel(*refs: Any, num_inputs: int, blocks: _Blocks) -> None:
 
         return total
 
-    zero = full((BLOCK_OUT, blocks.tiles.block_rows), 0.0, WGMMA, blocks.interpret)
+    zero = full((BLOCK_OUT, blocks.tiles.block_rows), 0.0, plgpu.Layout.WGMMA, blocks.interpret)
     total = lax.fori_loop(first, last, step, zero)
     store_transposed(out_smem.at[this], total, blocks.interpret)
     plgpu.commit_smem()
     out_rows = pl.ds(lax.axis_index("out") * blocks.outputs + this * BLOCK_OUT, BLOCK_OUT)
     rows = pl.ds(lax.axis_index("rows") * blocks.tiles.block_rows, blocks.tiles.block_rows)
-    plgpu.copy_smem_to_gmem(out_smem.at[this], out_gmem.at[split, rows, out_rows])
+    plgpu.copy_smem_to_gmem(out_smem.at[this], out_gmem.at[(split, *matrix, rows, out_rows)])
     plgpu.wait_smem_to_gmem(0)
 
 
-def _places(gmem: Any, block: Any, blocks: _Blocks) -> list[Any]:
+def _places(gmem: Any, block: Any, matrix: tuple, blocks: Blocks) -> list[Any]:
     """What one step needs of each input: x, codes, scales, then addends and sums of x.
 
     Example: steps of 128. Groups of 32: step 2 takes rows 8 to 11 of the scales; groups of 256:
@@ -305,45 +333,11 @@ def _places(gmem: Any, block: Any, blocks: _Blocks) -> list[Any]:
     if blocks.group > blocks.block_in:
         groups = pl.ds(lax.div(block * blocks.block_in, jnp.int32(blocks.group)), 1)
     places = [
-        gmem[0].at[rows, columns],
-        gmem[1].at[outputs, columns],
-        gmem[2].at[groups, outputs],
+        gmem[0].at[(*matrix, rows, columns)],
+        gmem[1].at[(*matrix, outputs, columns)],
+        gmem[2].at[(*matrix, groups, outputs)],
     ]
     if blocks.addend != "none":
-        places += [gmem[3].at[groups, outputs], gmem[4].at[segments, rows]]
+        places.append(gmem[3].at[(*matrix, groups, outputs)])
+        places.append(gmem[4].at[(*matrix, segments, rows)])
     return places
-
-
-def _add_step(total: jax.Array, smem: list[Any], this: Any, blocks: _Blocks) -> jax.Array:
-    """The total with one step of this warpgroup's outputs."""
-    x_smem, codes_smem, scales_smem, *addend_smem = smem
-    mine = pl.ds(this * BLOCK_OUT, BLOCK_OUT)
-    codes = load(codes_smem.at[mine], WGMMA, blocks.interpret).astype(jnp.bfloat16)
-    for number in range(blocks.num_segments):
-        start = number * blocks.segment
-        part = codes
-        if blocks.num_segments > 1:
-            part = lax.slice(codes, (0, start), (BLOCK_OUT, start + blocks.segment))
-        x_part = x_smem.at[:, pl.ds(start, blocks.segment)]
-        product = matmul_registers(part, x_part, blocks.interpret)
-        scale = _of_outputs(scales_smem.at[number, mine], blocks)
-        total = total + product * lax.broadcast_in_dim(scale, product.shape, [0])
-        if addend_smem:
-            shift = _shift(_of_outputs(addend_smem[0].at[number, mine], blocks), scale, blocks)
-            layout = WGMMA.reduce(0)
-            sums = load(addend_smem[1].at[number], layout, blocks.interpret)
-            shifts = lax.broadcast_in_dim(shift, product.shape, [0])
-            total = total + shifts * lax.broadcast_in_dim(sums, product.shape, [1])
-    return total
-
-
-def _of_outputs(ref: Any, blocks: _Blocks) -> jax.Array:
-    """[64] f32, a value of each output."""
-    return load(ref, WGMMA.reduce(1), blocks.interpret).astype(jnp.float32)
-
-
-def _shift(addend: jax.Array, scale: jax.Array, blocks: _Blocks) -> jax.Array:
-    """What every element of a group has beside code · scale."""
-    if blocks.addend == "zeros":
-        return -(addend * scale)
-    return addend - scale * jnp.float32(LOWEST[blocks.bits])

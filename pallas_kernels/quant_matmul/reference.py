@@ -4,6 +4,8 @@ Decoding is element-wise and the product is the one of float matrices, so a row'
 on how many rows are in a step.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -37,6 +39,33 @@ def quant_matmul(
         codes, scales, zeros, offsets, columns=x.shape[-1], group=group, out_group=out_group
     )
     return row_matmul(x, matrix.astype(x.dtype))
+
+
+def stacked_quant_matmul(
+    x: jax.Array,
+    codes: jax.Array,
+    scales: jax.Array,
+    counts: jax.Array,
+    zeros: jax.Array | None = None,
+    offsets: jax.Array | None = None,
+    *,
+    group: int,
+    out_group: int = 1,
+) -> jax.Array:
+    """`quant_matmul` of each of X matrices with rows of its own.
+
+    Args:
+        x: [X, C, in]. codes, scales, zeros, offsets: as there, with an axis X before.
+        counts: [X] i32 – rows of each that are wanted, the first ones. What comes out for the
+            others is not defined.
+
+    Returns:
+        [X, C, out] f32.
+
+    Cost: as there, X times; a kernel does not read a matrix of which no row is wanted.
+    """
+    one = functools.partial(quant_matmul, group=group, out_group=out_group)
+    return jax.vmap(one)(x, codes, scales, zeros, offsets)
 
 
 def dequantize(

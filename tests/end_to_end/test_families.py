@@ -19,11 +19,13 @@ from tests.end_to_end.engines import assert_drained, bits, run
 from tests.support.family_fixtures import read_fixture
 from tests.support.tolerances import LOGITS
 
-# Partial rotary embeddings; norms on whole queries and keys, and only on what is added; experts.
-FAST = ("phi3_longrope", "olmo2", "qwen3_moe_listed")
+# Partial rotary embeddings; norms on whole queries and keys, and only on what is added; experts
+# with biases, and sinks.
+FAST = ("phi3_longrope", "olmo2", "gpt_oss")
 SLOW = (
     *("gemma", "gemma2", "llama_odd_heads", "mistral_full", "mistral_window", "mixtral_window"),
-    *("phi3", "qwen2_window", "qwen3", "qwen3_moe_stepped", "smollm3", "smollm3_window"),
+    *("phi3", "qwen2_window", "qwen3", "qwen3_moe_listed", "qwen3_moe_stepped", "smollm3"),
+    *("gpt_oss_mxfp4", "smollm3_window"),
 )
 SLOTS, PAGE = 4, 8
 

@@ -71,6 +71,17 @@ def test_kernels_are_chosen_for_the_target_and_not_for_this_machine(folder: Path
         geometry_for(folder, "a100", kernels="mosaic")
 
 
+def test_what_does_without_a_kernel_says_why(tmp_path: Path) -> None:
+    assert not uncompiled(write_config(tmp_path)).fallbacks
+    sizes = {"hidden_size": 96, "head_dim": 96, "num_attention_heads": 1, "num_key_value_heads": 1}
+    experts = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    plan = uncompiled(write_config(tmp_path, **sizes, **experts))
+    assert set(plan.fallbacks) == {"attention", "experts"}
+    assert plan.fallbacks["attention"] == "heads have 96 values; it takes 64, 128, 256"
+    text = " ".join(shown(plan).split())
+    assert "No kernel for experts: matrices are [512, 96]" in text
+
+
 def test_experts_are_rounded_without_their_weights(tmp_path: Path) -> None:
     """Each of a layer's stacks is one packed record of all its experts."""
     experts = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}

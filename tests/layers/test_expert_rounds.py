@@ -9,7 +9,7 @@ import numpy as np
 from jaxinfer.layers.expert_rounds import places_of_expert, run_in_rounds, seat_rows
 from jaxinfer.layers.expert_tiles import run_in_tiles
 from jaxinfer.layers.mlp import gated_mlp
-from jaxinfer.layers.weights import Weight
+from jaxinfer.layers.weights import BiasedWeight, PermutedWeight, QuantWeight, Weight
 from tests.support.tolerances import KERNELS
 
 MLP = functools.partial(gated_mlp, activation="silu")
@@ -45,6 +45,34 @@ def test_rounds_give_what_tiles_give_bit_for_bit() -> None:
         np.testing.assert_array_equal(*map(np.asarray, found))
         assert not np.asarray(found[0])[0].any() and np.asarray(found[0])[1:].any()
     assert places_of_expert(90, 2, 6) == 64
+
+
+def test_packed_stacks_simulated() -> None:
+    """Codes with biases, and columns in an order of their own: as the decoded ones."""
+    random = np.random.default_rng(2)
+
+    def packed(kernel: str, *, is_permuted: bool) -> BiasedWeight:
+        codes = jnp.asarray(random.integers(-127, 128, (4, 128, 128)), jnp.int8)
+        scales = jnp.asarray(random.uniform(0.5e-3, 1e-3, (4, 4, 128)), jnp.bfloat16)
+        matrix = QuantWeight(codes=codes, scales=scales, bits=8, group=32, kernel=kernel)
+        order = np.stack([random.permutation(128) for _ in range(4)]).astype(np.int32)
+        turned = PermutedWeight(order=jnp.asarray(order), matrix=matrix)
+        bias = jnp.asarray(random.standard_normal((4, 128), np.float32))
+        return BiasedWeight(value=turned if is_permuted else matrix, bias=bias)
+
+    x = jnp.asarray(random.standard_normal((5, 128)), jnp.bfloat16)
+    chosen = jnp.asarray([[0, 2], [2, 0], [4, 4], [2, 3], [0, 3]], jnp.int32)
+    found = []
+    for kernel in ("reference", "simulated"):
+        random = np.random.default_rng(3)
+        weights = {
+            name: packed(kernel, is_permuted=name == "down") for name in ("gate", "up", "down")
+        }
+        run = run_in_rounds(x, weights, chosen, mlp=MLP, num_experts=4, kernel="reference")
+        found.append(np.asarray(run))
+    assert not found[1][2].any() and found[1].any()
+    difference = np.linalg.norm(found[0] - found[1])
+    assert difference <= KERNELS["bfloat16"] * np.linalg.norm(found[0])
 
 
 def test_the_kernel_simulated() -> None:

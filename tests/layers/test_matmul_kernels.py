@@ -33,8 +33,10 @@ def test_a_matrix_takes_the_best_that_serves_it() -> None:
     assert kernel_of(packed(128, 256), "simulated", Platform(kind="cpu")) == "simulated"
 
 
-def test_a_stack_of_experts_is_decoded() -> None:
-    assert kernel_of(packed(4, 128, 256)) == "reference"
+def test_a_stack_of_experts_takes_what_one_matrix_takes() -> None:
+    assert kernel_of(packed(4, 128, 256)) == "mosaic"
+    assert kernel_of(packed(4, 100, 256)) == "reference"
+    assert kernel_of(packed(4, 128, 256), platform=Platform(kind="cpu")) == "reference"
 
 
 def test_a_named_kernel_that_a_matrix_cannot_take_is_refused() -> None:

@@ -1,5 +1,7 @@
 """Models with experts: every layout of their tensors, quantized experts, and what is refused."""
 
+import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +9,17 @@ import numpy as np
 import pytest
 
 from jaxinfer.checkpoint.checkpoint import find_sources, open_checkpoint
+from jaxinfer.checkpoint.load import packed_forms
 from jaxinfer.errors import CheckpointError, UnsupportedError
 from tests.support.family_fixtures import read_fixture
-from tests.support.quant_folders import decoded, gptq_layer, random_layer
+from tests.support.quant_folders import (
+    awq_layer,
+    ct_layer,
+    decoded,
+    fp8,
+    gptq_layer,
+    random_layer,
+)
 from tests.support.tiny_experts import (
     MATRICES,
     TINY_MIXTRAL_CONFIG,
@@ -25,6 +35,18 @@ from tests.support.tolerances import LOGITS
 IDS = [(7 * i * i + 3) % 320 for i in range(44)]
 GROUP = 32
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False, "desc_act": True}
+CT_WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
+CT_GROUP = {"targets": ["Linear"], "weights": {**CT_WEIGHTS, "group_size": GROUP}}
+FORMATS: dict[str, dict[str, Any]] = {
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"},
+    "compressed-tensors": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": CT_GROUP},
+        "ignore": ["lm_head", "re:.*gate$"],
+    },
+    "fp8": {"quant_method": "fp8", "weight_block_size": [32, 48]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +99,62 @@ def test_gptq_experts(act_order: bool, tmp_path: Path, forward_logits: Any) -> N
     np.testing.assert_array_equal(forward_logits(folder, IDS), wanted)
     kept = forward_logits(folder, IDS, keep_packed=True)
     np.testing.assert_allclose(kept, wanted, rtol=0, atol=LOGITS["float32"])
+
+
+def quantized_experts(method: str) -> tuple[dict[str, Weights], dict[str, Weights]]:
+    """Tensors of all experts' matrices, a layer each; and decoded."""
+    quantized, plain = {}, {}
+    for number, (layer, expert, matrix) in enumerate(product(range(2), range(4), MATRICES)):
+        name, shape = expert_name(layer, expert, matrix), (64, 96) if matrix == "w2" else (96, 64)
+        tensors, values = quantized_layer(method, name, shape, number)
+        quantized[name], plain[name] = tensors, {f"{name}.weight": values}
+    return quantized, plain
+
+
+def quantized_layer(
+    method: str, name: str, shape: tuple[int, int], seed: int
+) -> tuple[Weights, np.ndarray]:
+    if method == "fp8":
+        random, grid = np.random.default_rng(seed), (-(-shape[0] // 32), -(-shape[1] // 48))
+        codes = fp8(random.normal(0, 40, shape).clip(-448, 448))
+        scales = random.uniform(0.001, 0.01, grid).astype(np.float32)
+        wide = scales.repeat(32, axis=0)[: shape[0]].repeat(48, axis=1)[:, : shape[1]]
+        tensors = {f"{name}.weight": codes, f"{name}.weight_scale_inv": scales}
+        return tensors, codes.astype(np.float32) * wide
+    codes, zeros, scales = random_layer(shape, GROUP, 4, seed=seed)
+    if method == "compressed-tensors" or seed == 1:  # some need no zero points
+        zeros[:] = 8
+    values = decoded(codes, zeros, scales, [column // GROUP for column in range(shape[1])])
+    if method == "awq":
+        return awq_layer(name, codes, zeros, scales), values
+    return ct_layer(name, codes, scales), values
+
+
+@pytest.mark.parametrize("method", FORMATS)
+def test_experts_of_every_format(method: str, tmp_path: Path, forward_logits: Any) -> None:
+    """Packed and decoded experts are those of the float model with the decoded weights."""
+    quantized, plain = quantized_experts(method)
+    wanted = forward_logits(write_mixtral(tmp_path / "plain", replace=plain), IDS)
+    folder = write_mixtral(
+        tmp_path / "quantized", replace=quantized, quantization_config=FORMATS[method]
+    )
+    np.testing.assert_array_equal(forward_logits(folder, IDS), wanted)
+    kept = forward_logits(folder, IDS, keep_packed=True)
+    np.testing.assert_allclose(kept, wanted, rtol=0, atol=LOGITS["float32"])
+    forms = packed_forms(find_sources(open_checkpoint(folder, show_progress=False)))
+    assert len(forms) == 6 and all(leaf.stack is not None for leaf in forms)
+
+
+@pytest.mark.parametrize("method", FORMATS)
+def test_a_missing_packed_expert_is_named(method: str, tmp_path: Path) -> None:
+    quantized, _ = quantized_experts(method)
+    name = expert_name(1, 2, "w3")
+    lost = next(iter(quantized[name]))
+    folder = write_mixtral(
+        tmp_path, replace=quantized, drop=(lost,), quantization_config=FORMATS[method]
+    )
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        open_and_match(folder)
 
 
 @pytest.mark.parametrize(
@@ -144,11 +222,11 @@ def test_gguf_metadata_that_is_not_run(
 
 
 def test_other_architectures_with_experts_are_refused(tmp_path: Path) -> None:
-    path = write_mixtral_gguf(tmp_path / "m.gguf", metadata={"general.architecture": "gpt-oss"})
-    with pytest.raises(UnsupportedError, match="'gpt-oss'"):
+    path = write_mixtral_gguf(tmp_path / "m.gguf", metadata={"general.architecture": "deepseek2"})
+    with pytest.raises(UnsupportedError, match="'deepseek2'"):
         open_and_match(path)
-    folder = write_mixtral(tmp_path / "m", model_type="gpt_oss")
-    with pytest.raises(UnsupportedError, match="'gpt_oss'"):
+    folder = write_mixtral(tmp_path / "m", model_type="deepseek_v3")
+    with pytest.raises(UnsupportedError, match="'deepseek_v3'"):
         open_and_match(folder)
 
 

@@ -32,6 +32,7 @@ class Fixture(NamedTuple):
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
+        """As they are stored."""
         return seeded_weights(self.shapes, self.config["model_type"])
 
     def write(self, folder: Path) -> Path:
@@ -52,11 +53,19 @@ def read_fixture(name: str) -> Fixture:
 
 
 def seeded_weights(shapes: Mapping[str, list[int]], model_type: str) -> dict[str, np.ndarray]:
-    """Float32 weights that depend on a tensor's name alone; norms scatter around the identity."""
+    """Float32 weights that depend on a tensor's name alone; norms scatter around the identity.
+
+    Those of names in "_blocks" and "_scales" are bytes: 4-bit floats, two a byte, and the exponents
+    of their scales plus 127.
+    """
     stores_less_one = model_type.startswith("gemma")
     weights = {}
     for name, shape in shapes.items():
         random = np.random.RandomState(zlib.crc32(name.encode()))
+        if name.endswith(("_blocks", "_scales")):
+            limits = (0, 256) if name.endswith("_blocks") else (122, 126)
+            weights[name] = random.randint(*limits, shape).astype(np.uint8)
+            continue
         center = 1.0 if name.endswith("norm.weight") and not stores_less_one else 0.0
         values = center + 0.2 * random.standard_normal(shape)
         weights[name] = values.astype(np.float32)

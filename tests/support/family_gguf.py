@@ -1,5 +1,8 @@
 """The fixtures of tests/data/families as GGUF files, with llama.cpp's names and layouts.
 
+4-bit floats stay what they are: a block of them is an exponent and 16 bytes, whose low halves are
+its first 16 values.
+
 Names come from the gguf package's own table, so that they are no copy of ours. Knows no jaxinfer.
 """
 
@@ -17,6 +20,7 @@ _ARCHITECTURES = {
     "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "llama": gguf.MODEL_ARCH.LLAMA,
     "mistral": gguf.MODEL_ARCH.LLAMA,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
@@ -34,7 +38,9 @@ _UNSAYABLE = (
     "qwen3_window",
     "smollm3_window",
     "gemma2",  # its query scale, unless it is the head size
+    "gpt_oss",  # its limit
 )
+_MXFP4 = int(gguf.GGMLQuantizationType.MXFP4)
 
 
 def has_gguf_form(fixture: Fixture) -> bool:
@@ -43,22 +49,52 @@ def has_gguf_form(fixture: Fixture) -> bool:
 
 
 def write_family_gguf(path: Path, fixture: Fixture) -> Path:
-    """The fixture as a float32 GGUF file."""
+    """The fixture as a GGUF file, float32 but for 4-bit floats."""
     config = fixture.config
     kind = _ARCHITECTURES[config["model_type"]]
     arch = gguf.MODEL_ARCH_NAMES[kind]
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
-    tensors = {}
-    for name, value in fixture.weights.items():
+    tensors, types = {}, {}
+    for name, value in _one_by_one(fixture.weights).items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         tensors[stored] = _stored(name, value, arch, config)
+        if value.dtype == np.uint8:
+            types[stored] = (_MXFP4, (*value.shape[:2], value.shape[2] // 17 * 32))
     rope = config["rope_parameters"]
     for length in ("short", "long"):
         if f"{length}_factor" in rope:
             factors = np.array(rope[f"{length}_factor"], np.float32)
             tensors[f"rope_factors_{length}.weight"] = factors
-    return write_gguf(path, _metadata(arch, config), tensors)
+    return write_gguf(path, _metadata(arch, config), tensors, types=types)
+
+
+def _one_by_one(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """gpt-oss's gates and ups, whose rows take turns, as tensors of their own; blocks with their
+    scales; sinks as weights."""
+    found = {}
+    for name, value in weights.items():
+        if name.endswith("_blocks"):
+            scales = weights[name.replace("_blocks", "_scales")]
+            name, value = f"{name.removesuffix('_blocks')}.weight", _mxfp4_rows(value, scales)
+        elif name.endswith(".sinks"):
+            name = f"{name}.weight"
+        elif name.endswith("_proj_bias"):
+            name = f"{name.removesuffix('_bias')}.bias"
+        if ".gate_up_proj." in name:
+            for place, part in enumerate(("gate_proj", "up_proj")):
+                rows = np.ascontiguousarray(value[:, place::2])
+                found[name.replace("gate_up_proj", part)] = rows
+        elif not name.endswith("_scales"):
+            found[name] = value
+    return found
+
+
+def _mxfp4_rows(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """[experts, rows, groups, 16] → [experts, rows, groups · 17]."""
+    values = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
+    packed = values[..., :16] | values[..., 16:] << 4
+    return np.concatenate([scales[..., None], packed], axis=-1).reshape(*scales.shape[:2], -1)
 
 
 def _stored(name: str, value: np.ndarray, arch: str, config: dict[str, Any]) -> np.ndarray:
@@ -101,7 +137,13 @@ def _metadata(arch: str, config: dict[str, Any]) -> dict[str, Any]:
             stretch = config["max_position_embeddings"] / original
             magnitude = math.sqrt(1 + math.log(stretch) / math.log(original))
             values["rope.scaling.attn_factor"] = magnitude
-    if arch in ("gemma2", "gemma3", "phi3"):
+    if arch == "gpt-oss":
+        values |= {
+            "expert_count": config["num_local_experts"],
+            "expert_used_count": config["num_experts_per_tok"],
+            "expert_feed_forward_length": config["intermediate_size"],
+        }
+    if arch in ("gemma2", "gemma3", "gpt-oss", "phi3"):
         values["attention.sliding_window"] = config.get("sliding_window") or 0
     for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
         if config.get(cap):

@@ -60,6 +60,24 @@ def gptq_layer(
     return tensors
 
 
+def awq_layer(name: str, codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray) -> Weights:
+    """Tensors of one AWQ layer; arguments as for `gptq_layer`."""
+    return {
+        f"{name}.qweight": pack_awq(codes.T),
+        f"{name}.qzeros": pack_awq(zeros),
+        f"{name}.scales": scales.astype(np.float16),
+    }
+
+
+def ct_layer(name: str, codes: np.ndarray, scales: np.ndarray) -> Weights:
+    """Tensors of one symmetric pack-quantized layer of compressed-tensors, 4 bits."""
+    return {
+        f"{name}.weight_packed": pack_words(codes, 4),
+        f"{name}.weight_scale": np.ascontiguousarray(scales.T.astype(ml_dtypes.bfloat16)),
+        f"{name}.weight_shape": np.array(codes.shape, np.int64),
+    }
+
+
 def decoded(
     codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray, groups: Sequence[int]
 ) -> np.ndarray:

@@ -65,20 +65,24 @@ def seen_fixtures() -> tuple[Seen, ...]:
     found = [Seen(_config(config), False) for config in configs]
     for name in fixture_names():
         fixture = read_fixture(name)
-        config = _config(fixture.config)
-        found.append(Seen(config, False))
+        config, quantization = _config(fixture.config), _method(fixture.config)
+        found.append(Seen(config, False, quantization=quantization))
         if has_gguf_form(fixture):
-            found.append(Seen(config, True, blocks=frozenset({"F32"})))
+            blocks = {"F32", quantization.upper()} - {""}
+            found.append(Seen(config, True, blocks=frozenset(blocks)))
     for path in sorted(DATA.glob("quant/*/config.json")):
         config = json.loads(path.read_text())
-        settings = config.get("quantization_config", {})
-        found.append(Seen(_config(config), False, quantization=settings.get("quant_method", "")))
+        found.append(Seen(_config(config), False, quantization=_method(config)))
     for path in sorted(DATA.glob("quant/*/model.gguf")):
         file = open_gguf(path)
         shapes = ((info.dtype_name, len(info.shape)) for info in file.infos.values())
         blocks = frozenset(name for name, axes in shapes if axes > 1)
         found.append(Seen(read_gguf_config(file.metadata, file)[0], True, blocks=blocks))
     return tuple(found)
+
+
+def _method(raw: dict[str, Any]) -> str:
+    return raw.get("quantization_config", {}).get("quant_method", "")
 
 
 def _config(raw: dict[str, Any]) -> ModelConfig:

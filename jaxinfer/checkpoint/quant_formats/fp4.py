@@ -16,7 +16,7 @@ from jaxinfer.checkpoint.quant_formats.quant_format import (
 from jaxinfer.checkpoint.tensor_file import TensorSource
 
 _HALF = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-_VALUES = np.concatenate([_HALF, -_HALF])  # of e2m1's sixteen codes
+E2M1_VALUES = np.concatenate([_HALF, -_HALF])  # of the sixteen codes
 
 
 class Fp4Matrix(FloatMatrix):
@@ -46,7 +46,7 @@ class Fp4Matrix(FloatMatrix):
     def read_floats(self, start: int, stop: int) -> np.ndarray:
         packed = self._tensors.stored(f"{self.name}.weight_packed")[start:stop]
         codes = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
-        values = _VALUES[codes.reshape(len(packed), -1)[:, : self.shape[1]]]
+        values = E2M1_VALUES[codes.reshape(len(packed), -1)[:, : self.shape[1]]]
         return (
             values * np.repeat(self._scales(start, stop), self._group, axis=1)[:, : self.shape[1]]
         )

@@ -1,18 +1,20 @@
 """HOST. GGUF blocks that are codes with a scale a group, and perhaps a float offset: kept packed.
 
-Q4_0, Q5_0, Q8_0 and Q6_K are codes around zero; Q4_1, Q5_1, Q4_K and Q5_K lie above an offset. The
-other types are decoded at load by `gguf_file`. Knows blocks, not names of tensors.
+Q4_0, Q5_0, Q8_0, Q6_K and MXFP4 are codes around zero; Q4_1, Q5_1, Q4_K and Q5_K lie above an
+offset. The other types are decoded at load by `gguf_file`. Knows blocks, not names of tensors.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from jaxinfer.checkpoint.bit_fields import pack_nibbles
 from jaxinfer.checkpoint.gguf_header import BLOCK_TYPES
 from jaxinfer.checkpoint.leaf_source import CodeKind, PackedForm, PackedMatrix, PackedRows
+from jaxinfer.checkpoint.quant_formats.mxfp4 import DOUBLED, half_scales
 from jaxinfer.checkpoint.quant_formats.quant_format import QuantFormat
 from jaxinfer.checkpoint.tensor_file import TensorInfo, TensorSource
 
@@ -55,9 +57,13 @@ class GgufBlocks(QuantFormat):
             return None
         return GgufMatrix(self._tensors, info, 0, shape)
 
-    def row_range(self, layer: str, first: int, shape: tuple[int, int]) -> PackedMatrix | None:
-        info = self._tensors.infos[f"{layer}.weight"]
-        if info.dtype_name not in _READERS or shape[1] % _BLOCKS[info.dtype_name].num_elements:
+    def row_range(
+        self, layer: str, first: int, shape: tuple[int, int], step: int = 1
+    ) -> PackedMatrix | None:
+        info = self._tensors.infos.get(f"{layer}.weight")
+        if info is None or info.dtype_name not in _READERS or step != 1:
+            return None
+        if shape[1] % _BLOCKS[info.dtype_name].num_elements:
             return None
         return GgufMatrix(self._tensors, info, first, shape)
 
@@ -189,6 +195,10 @@ def _q6_k(blocks: np.ndarray) -> _Parts:
     return _Parts(_signed(codes.reshape(len(blocks), -1), 32), d * scales)
 
 
+def _mxfp4(blocks: np.ndarray) -> _Parts:
+    return _Parts(DOUBLED[_nibbles(blocks[:, 1:])], half_scales(blocks[:, :1]))
+
+
 _READERS = {
     "Q4_0": _BlockReader(_q4_0, "int4", 32, np.float16, False),
     "Q4_1": _BlockReader(_q4_1, "int4", 32, np.float16, True),
@@ -198,4 +208,5 @@ _READERS = {
     "Q4_K": _BlockReader(_q4_k, "int4", 32, np.float32, True),
     "Q5_K": _BlockReader(_q5_k, "int8", 32, np.float32, True),
     "Q6_K": _BlockReader(_q6_k, "int8", 16, np.float32, False),
+    "MXFP4": _BlockReader(_mxfp4, "int8", 32, ml_dtypes.bfloat16, False),
 }

@@ -13,6 +13,7 @@ from jaxinfer.checkpoint.quant_formats.awq import AwqFormat
 from jaxinfer.checkpoint.quant_formats.compressed_tensors import CompressedTensorsFormat
 from jaxinfer.checkpoint.quant_formats.fp8 import FineGrainedFp8Format
 from jaxinfer.checkpoint.quant_formats.gptq import GptqFormat
+from jaxinfer.checkpoint.quant_formats.mxfp4 import Mxfp4Format
 from jaxinfer.checkpoint.quant_formats.quant_format import QuantFormat
 from jaxinfer.checkpoint.tensor_file import TensorSource
 from jaxinfer.errors import CheckpointError, UnsupportedError
@@ -24,6 +25,7 @@ _READERS: dict[str, Callable[[ConfigReader, TensorSource], QuantFormat]] = {
     "awq": AwqFormat,
     "compressed-tensors": CompressedTensorsFormat,
     "fp8": FineGrainedFp8Format,
+    "mxfp4": Mxfp4Format,
 }
 
 

@@ -40,9 +40,15 @@ class QuantFormat(ABC):
             UnsupportedError: it is stored in a way that is not read.
         """
 
-    def row_range(self, layer: str, first: int, shape: tuple[int, int]) -> PackedMatrix | None:
-        """The matrix that is the rows from `first` on of a tensor [experts, rows, in], its first
-        two axes taken as one; None where that is not packed in a way that is kept."""
+    def row_range(
+        self, layer: str, first: int, shape: tuple[int, int], step: int = 1
+    ) -> PackedMatrix | None:
+        """The matrix that is every `step`-th row from `first` on of a tensor [experts, rows, in],
+        its first two axes taken as one; None where that is not packed in a way that is kept.
+
+        Raises:
+            CheckpointError, UnsupportedError: as `matrix`.
+        """
         return None
 
     def extra_tensors(self) -> frozenset[str]:

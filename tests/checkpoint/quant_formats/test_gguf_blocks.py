@@ -23,6 +23,7 @@ PACKABLE = {
     "Q4_K": ("int4", 32, "offsets"),
     "Q5_K": ("int8", 32, "offsets"),
     "Q6_K": ("int8", 16, "none"),
+    "MXFP4": ("int8", 32, "none"),
 }
 HALVES = {  # where the f16 values of a block lie
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0"), (0,)),
@@ -40,6 +41,8 @@ def random_blocks(name: str) -> np.ndarray:
     for place in HALVES.get(name, ()):
         halves = random.normal(0, 0.1, (count, 1)).astype(np.float16)
         blocks[:, place : place + 2] = halves.view(np.uint8)
+    if name == "MXFP4":  # an exponent
+        blocks[:, 0] = random.integers(100, 150, count)
     return blocks.reshape(SHAPE[0], -1)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.support.family_fixtures import FOLDER, seeded_weights
 
@@ -30,6 +31,24 @@ COMMON = {
 }
 SHORT = [1.0, 1.1, 1.3, 1.7]
 LONG = [1.5, 2.5, 4.0, 6.5]
+# The limit is one that gates and ups of these weights go past.
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "head_dim": 16,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 8,
+    "swiglu_limit": 0.75,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 32,
+        "rope_theta": 150000.0,
+    },
+}
 CASES: dict[str, dict[str, Any]] = {
     "gemma": {
         "model_type": "gemma",
@@ -62,6 +81,17 @@ CASES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 16,
         "sliding_window": 8,
         "tie_word_embeddings": True,
+    },
+    "gpt_oss": GPT_OSS,
+    "gpt_oss_mxfp4": {
+        **GPT_OSS,
+        "num_key_value_heads": 1,
+        "intermediate_size": 64,
+        "swiglu_limit": 7.0,
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+        },
     },
     "llama_dynamic": {
         "model_type": "llama",
@@ -172,7 +202,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 # What transformers v4 did not write, or spelt otherwise.
 NEWER = ("dtype", "rope_parameters", "transformers_version", "architectures", "_name_or_path")
-FOLLOWS = ("gemma2", "gemma3_text", "mistral", "qwen2", "qwen3")  # v4 has rules there in place of `layer_types`
+FOLLOWS = ("gemma2", "gemma3_text", "gpt_oss", "mistral", "qwen2", "qwen3")  # v4 has rules there in place of `layer_types`
 
 
 def older_config(config: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
@@ -192,6 +222,8 @@ def older_config(config: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]
         older["rope_scaling"].pop("original_max_position_embeddings", None)
     if config["model_type"] in FOLLOWS:
         older.pop("layer_types", None)
+    if config["model_type"] == "gpt_oss":
+        older.pop("swiglu_alpha")
     if config["model_type"] == "qwen3_moe" and "num_local_experts" in older:
         older["num_experts"] = older.pop("num_local_experts")
     older["torch_dtype"] = "float32"
@@ -204,16 +236,42 @@ def logits_of(model: Any, ids: np.ndarray) -> np.ndarray:
         return model(torch.tensor(ids[None])).logits[0].float().numpy()
 
 
+def packed_shapes(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Experts [experts, in, out] as 4-bit floats: two a byte, a scale for 32."""
+    packed = {}
+    for name, shape in shapes.items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            count, columns, rows = shape
+            packed[f"{name}_blocks"] = [count, rows, columns // 32, 16]
+            packed[f"{name}_scales"] = [count, rows, columns // 32]
+        else:
+            packed[name] = shape
+    return packed
+
+
+def decoded(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With experts as transformers makes them of 4-bit floats."""
+    plain = {name: value for name, value in weights.items() if value.dtype != torch.uint8}
+    for name in weights:
+        if name.endswith("_blocks"):
+            stem = name.removesuffix("_blocks")
+            pair = weights[name], weights[f"{stem}_scales"]
+            plain[stem] = convert_moe_packed_tensors(*pair, dtype=torch.float32)
+    return plain
+
+
 def write_case(name: str, case: dict[str, Any]) -> None:
     settings = {**COMMON, **case}
+    quantized = settings.pop("quantization_config", None)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     config._attn_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     state = {key: value for key, value in model.state_dict().items() if key not in tied}
     shapes = {key: list(value.shape) for key, value in state.items()}
-    weights = seeded_weights(shapes, config.model_type)
-    missing = model.load_state_dict({k: torch.tensor(v) for k, v in weights.items()}, strict=False)
+    shapes = packed_shapes(shapes) if quantized else shapes
+    weights = {k: torch.tensor(v) for k, v in seeded_weights(shapes, config.model_type).items()}
+    missing = model.load_state_dict(decoded(weights), strict=False)
     assert set(missing.missing_keys) <= tied and not missing.unexpected_keys, missing
     model.tie_weights()
     random = np.random.RandomState(7)
@@ -221,6 +279,7 @@ def write_case(name: str, case: dict[str, Any]) -> None:
     arrays |= {f"logits{n}": logits_of(model, arrays[f"ids{n}"]) for n in (0, 1)}
     v5 = json.loads(config.to_json_string(use_diff=False))
     v5 = {key: value for key, value in v5.items() if key not in UNSAID}
+    v5 |= {"quantization_config": quantized} if quantized else {}
     described = {"v5": v5, "v4": older_config(v5, case), "shapes": shapes}
     (FOLDER / f"{name}.json").write_text(json.dumps(described, indent=1) + "\n")
     np.savez_compressed(FOLDER / f"{name}.npz", **arrays)

@@ -76,8 +76,18 @@ def make_problem(
     )
 
 
+def make_sinks(num_heads: int) -> np.ndarray:
+    """[H] f32: some far below the scores, some among them, some far above."""
+    return np.resize(np.array([0.5, -6.0, 2.5, 7.0], np.float32), num_heads)
+
+
 def dense_attention(
-    problem: Problem, *, scale: float, window: int = 0, softcap: float = 0.0
+    problem: Problem,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: np.ndarray | None = None,
 ) -> list[np.ndarray]:
     """The real queries' outputs of each row: a list of [lengths[b], H, D] float64."""
     group = problem.q.shape[2] // problem.keys.shape[2]
@@ -94,7 +104,9 @@ def dense_attention(
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
         scores = np.where(visible[None], scores, -np.inf)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-1e300))
-        weights /= weights.sum(axis=-1, keepdims=True) if length else 1
+        peak = scores.max(axis=-1, keepdims=True, initial=-1e300)
+        weights = np.exp(scores - peak)
+        sunk = 0.0 if sinks is None else np.exp(sinks[:, None, None] - peak)
+        weights /= weights.sum(axis=-1, keepdims=True) + sunk if length else 1
         outputs.append(np.einsum("hqc,chd->qhd", weights, values[row, : start + length]))
     return outputs

@@ -15,8 +15,9 @@ SHAPE = dict(num_queries=2, num_heads=2, num_kv_heads=1, head_dim=16, page_token
 def test_options_arrive(implementation: str) -> None:
     arrays = jax.tree.map(jnp.asarray, make_problem([20, 3], [2, 2], **SHAPE).arrays)
     options = {"scale": 0.5, "window": 4, "softcap": 1.5}
-    found = paged_attention(*arrays, implementation=implementation, **options)  # type: ignore
-    expected = reference.paged_attention(*arrays, **options)  # type: ignore[arg-type]
+    sinks = jnp.ones(2, jnp.float32)
+    found = paged_attention(*arrays, sinks, implementation=implementation, **options)  # type: ignore
+    expected = reference.paged_attention(*arrays, sinks, **options)  # type: ignore[arg-type]
     np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
 
 

@@ -19,7 +19,12 @@ from pallas_kernels.paged_attention import mosaic, paged_attention, resolve_impl
 from pallas_kernels.paged_attention.cases import CASES, Case
 from pallas_kernels.paged_attention.tiles import DecodeTiles, PrefillTiles
 from tests.pallas_kernels.paged_attention.coded import code_sides
-from tests.pallas_kernels.paged_attention.dense import Problem, dense_attention, make_problem
+from tests.pallas_kernels.paged_attention.dense import (
+    Problem,
+    dense_attention,
+    make_problem,
+    make_sinks,
+)
 from tests.support.tolerances import KERNELS
 
 HOPPER = Platform(kind="gpu", compute_capability=(9, 0))
@@ -66,7 +71,8 @@ def simulate(case: Case, problem: Problem) -> np.ndarray:
     k_pages, v_pages, _ = code_sides(problem, case.keys, case.values)
     code_stages = 2 if {case.keys, case.values} != {"floats"} else 0
     run = program(case.head_dim**-0.5, case.window, case.softcap, case.split_tokens, code_stages)
-    found = run(q.astype(jnp.bfloat16), k_pages, v_pages, *rows)
+    sinks = [jnp.asarray(make_sinks(case.num_heads))] if case.has_sinks else []
+    found = run(q.astype(jnp.bfloat16), k_pages, v_pages, *rows, *sinks)
     assert found.dtype == jnp.bfloat16
     return np.asarray(found, np.float64)
 
@@ -74,7 +80,11 @@ def simulate(case: Case, problem: Problem) -> np.ndarray:
 def assert_close(case: Case, problem: Problem, found: np.ndarray) -> None:
     *_, held = code_sides(problem, case.keys, case.values)
     exact = dense_attention(
-        held, scale=case.head_dim**-0.5, window=case.window, softcap=case.softcap
+        held,
+        scale=case.head_dim**-0.5,
+        window=case.window,
+        softcap=case.softcap,
+        sinks=make_sinks(case.num_heads) if case.has_sinks else None,
     )
     assert np.isfinite(found).all()
     for row, expected in enumerate(exact):
@@ -163,9 +173,10 @@ def test_the_op_takes_it_by_name() -> None:
     case = next(case for case in CASES if case.name == "decode of one head")
     *floats, table, starts, lengths = (jnp.asarray(array) for array in problem_of(case).arrays)
     halves = [x.astype(jnp.bfloat16) for x in floats]
+    arrays = (*halves, table, starts, lengths, jnp.asarray(make_sinks(1)))
     options: dict[str, Any] = {"scale": 0.125, "implementation": "simulated"}
-    found = paged_attention(*halves, table, starts, lengths, **options)
-    expected = mosaic.paged_attention(*halves, table, starts, lengths, scale=0.125, interpret=True)
+    found = paged_attention(*arrays, **options)
+    expected = mosaic.paged_attention(*arrays, scale=0.125, interpret=True)
     np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(expected, np.float32))
 
 

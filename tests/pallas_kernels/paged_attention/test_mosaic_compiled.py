@@ -48,13 +48,20 @@ def report(
     tiles: Tiles,
     options: str,
     kinds: tuple[str, str] = ("floats", "floats"),
+    *,
+    columns: int = 64,
+    has_sinks: bool = False,
 ) -> KernelPlan:
-    """Compiles one kernel for 8 rows of 8192 positions, 4 query heads a kv head, pages of 128."""
+    """Compiles one kernel for 8 rows of 8192 positions, 4 query heads a kv head, pages of 128.
+
+    columns: pages of a row; with 8 there are no splits.
+    """
     shapes = (
         jax.ShapeDtypeStruct((8, STEPS[step], 8, head_dim), jnp.bfloat16),
         *(pages_of(kind, head_dim) for kind in kinds),
-        jax.ShapeDtypeStruct((8, 64), jnp.int32),
+        jax.ShapeDtypeStruct((8, columns), jnp.int32),
         *(jax.ShapeDtypeStruct((8,), jnp.int32) for _ in range(2)),
+        *([jax.ShapeDtypeStruct((8,), jnp.float32)] if has_sinks else []),
     )
     run = functools.partial(mosaic.paged_attention, scale=0.1, tiles=tiles, **OPTIONS[options])
     _, reports = compile_kernels(jax.jit(run).lower(*on_target(target, shapes)))
@@ -98,6 +105,23 @@ def test_default_tiles_compile_without_spills(capsys: pytest.CaptureFixture[str]
             tiles = default_tiles(step, head_dim, options)
             found = report("h200", step, head_dim, tiles, options)
             rows[label("h200", step, head_dim, options, tiles)] = found
+    check(rows, "h200", capsys)
+
+
+@needs_aot
+def test_sinks_compile_without_spills(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the decode kernel without splits, where it takes them, and in the prefill kernel."""
+    rows = {}
+    for step, head_dim, options in (
+        ("decode", 64, "plain"),
+        ("decode", 128, "window"),
+        ("decode", 256, "plain"),
+        ("prefill", 64, "window"),
+        ("prefill", 128, "plain"),
+    ):
+        tiles = default_tiles(step, head_dim, options)
+        found = report("h200", step, head_dim, tiles, options, columns=8, has_sinks=True)
+        rows[f"{label('h200', step, head_dim, options, tiles)} sinks"] = found
     check(rows, "h200", capsys)
 
 

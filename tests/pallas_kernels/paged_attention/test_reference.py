@@ -14,7 +14,12 @@ from jax import lax
 
 from pallas_kernels.paged_attention.reference import paged_attention
 from tests.pallas_kernels.paged_attention.coded import code_sides
-from tests.pallas_kernels.paged_attention.dense import Problem, dense_attention, make_problem
+from tests.pallas_kernels.paged_attention.dense import (
+    Problem,
+    dense_attention,
+    make_problem,
+    make_sinks,
+)
 
 # Page sizes on both sides of a block of 64 keys, groups of 1 to 6, heads padded and not.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -37,9 +42,14 @@ def program(scale: float, window: int, softcap: float) -> Any:
 
 
 def attend(
-    problem: Problem, *, scale: float = 0.25, window: int = 0, softcap: float = 0.0
+    problem: Problem,
+    *,
+    scale: float = 0.25,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    return np.asarray(program(scale, window, softcap)(*problem.arrays))
+    return np.asarray(program(scale, window, softcap)(*problem.arrays, sinks))
 
 
 def assert_close(problem: Problem, found: np.ndarray, **options: Any) -> None:
@@ -94,6 +104,45 @@ def test_any_starts_and_lengths_with_poison_around(
         seed=seed,
     )
     assert_close(problem, attend(problem, window=window), window=window)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("decode", {}), ("chunk", {"window": 9}), ("verify", {"softcap": 2.0})],
+)
+def test_sinks_take_a_share(name: str, options: dict[str, Any]) -> None:
+    """Each of its own head, whatever the window; a softcap leaves them as they are."""
+    shape = SHAPES[name]
+    starts = STARTS[shape["num_queries"]]
+    lengths = [max(1, shape["num_queries"] - row) for row in range(len(starts))]
+    problem = make_problem(starts, lengths, window=options.get("window", 0), **shape)
+    options = {**options, "sinks": make_sinks(shape["num_heads"])}
+    assert_close(problem, attend(problem, **options), **options)
+
+
+def test_bits_with_sinks_do_not_depend_on_rows_or_chunk() -> None:
+    problem = make_problem(
+        [80, 3, 64], [16] * 3, num_queries=16, num_heads=6, num_kv_heads=2, head_dim=48,
+        page_tokens=16,
+    )  # fmt: skip
+    sinks = make_sinks(6)
+    whole = attend(problem, sinks=sinks)
+    for rows, first in (([2], 0), ([1, 0], 5)):
+        part = replace(
+            problem,
+            q=problem.q[rows, first : first + 1],
+            table=problem.table[rows],
+            starts=problem.starts[rows] + np.int32(first),
+            lengths=np.ones(len(rows), np.int32),
+        )
+        found = attend(part, sinks=sinks)
+        np.testing.assert_array_equal(found, whole[rows, first : first + 1])
+
+
+def test_a_sink_far_below_changes_nothing() -> None:
+    problem = make_problem([0, 60], [5, 5], **SHAPES["verify"])
+    found = attend(problem, sinks=np.full(6, -1e4, np.float32))
+    np.testing.assert_allclose(found, attend(problem), rtol=1e-6, atol=1e-7)
 
 
 def test_an_empty_row_beside_others_changes_nothing() -> None:
