@@ -47,16 +47,18 @@ def paged_attention(
     table: jax.Array,
     starts: jax.Array,
     lengths: jax.Array,
+    sinks: jax.Array | None = None,
     **options: Any,
 ) -> jax.Array:
     """As the reference, with its arguments and its bits."""
     size = group_rows(q.shape[0], q.shape[1])
     if size == q.shape[0]:
-        return reference.paged_attention(q, k_pages, v_pages, table, starts, lengths, **options)
+        arrays = (q, k_pages, v_pages, table, starts, lengths, sinks)
+        return reference.paged_attention(*arrays, **options)
 
     def attend(group: tuple[jax.Array, ...]) -> jax.Array:
         queries, *places = group
-        return reference.paged_attention(queries, k_pages, v_pages, *places, **options)
+        return reference.paged_attention(queries, k_pages, v_pages, *places, sinks, **options)
 
     groups = [
         rearrange(array, "(groups rows) ... -> groups rows ...", rows=size)

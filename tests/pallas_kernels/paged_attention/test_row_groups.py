@@ -21,15 +21,23 @@ def test_groups_divide_the_rows(rows: int, queries: int, size: int) -> None:
     assert row_groups.group_rows(rows, queries) == size
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 20}, {"softcap": 2.0}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "sinks"),
+    [({}, None), ({"window": 20}, None), ({"softcap": 2.0}, np.arange(6, dtype=np.float32))],
+    ids=str,
+)
 @pytest.mark.parametrize("queries", [1, 16])
-def test_the_same_bits_as_all_rows_at_once(queries: int, options: dict[str, Any]) -> None:
+def test_the_same_bits_as_all_rows_at_once(
+    queries: int, options: dict[str, Any], sinks: np.ndarray | None
+) -> None:
     """Rows long and short, an empty one and one in its first block among them."""
     starts = [130, 0, 200, 7, 64, 63, 0, 140]
     lengths = [queries] * 6 + [0, max(1, queries - 3)]
     problem = make_problem(starts, lengths, num_queries=queries, **SHAPE)
     found, expected = (
-        jax.jit(lambda *arrays, one=one: one(*arrays, scale=0.25, **options))(*problem.arrays)
+        jax.jit(lambda *arrays, one=one: one(*arrays, scale=0.25, **options))(
+            *problem.arrays, sinks
+        )
         for one in (row_groups.paged_attention, reference.paged_attention)
     )
     for row, length in enumerate(lengths):
