@@ -1,0 +1,1 @@
+"""Makers of quantized checkpoints, and what judges them."""
