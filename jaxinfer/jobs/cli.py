@@ -234,6 +234,58 @@ def bench(
     print_bench({"model": model, **result}, as_json=as_json, console=Console(highlight=False))
 
 
+@app.command("eval")
+@with_options(engine=ENGINE_OPTIONS)
+def evaluate(
+    model: Model,
+    engine: dict[str, Any],
+    against: Annotated[
+        str | None, typer.Option(help="A model to be like; may be the same, which is then float.")
+    ] = None,
+    against_option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE, an engine option of that one (may be repeated)."),
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="A text file.", show_default="chapters of Python's manual")
+    ] = None,
+    contexts: Annotated[
+        str | None,
+        typer.Option(help="Lengths before which tokens are judged.", show_default="256,1024"),
+    ] = None,
+    judged: Annotated[int, typer.Option(help="Tokens before each length, a passage.")] = 128,
+    passages: Annotated[int, typer.Option(help="Passages of the text, at most.")] = 4,
+    greedy_tokens: Annotated[int, typer.Option(help="Tokens of a greedy run; 0: none.")] = 32,
+    scratch: Annotated[
+        Path | None, typer.Option(help="A folder with room for logits, while it runs.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the figures into this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge a model on a text: perplexity, and its distance to another one (KL, best tokens).
+
+    Engine options are the model's. The other one gets them too, but for quantization, weights,
+    activations and kv_cache_dtype.
+    """
+    from jaxinfer.jobs.eval_command import evaluate_and_report
+
+    evaluate_and_report(
+        model,
+        text=text,
+        contexts=contexts,
+        against_options=against_option or [],
+        plot=plot,
+        as_json=as_json,
+        console=Console(highlight=False),
+        against=against,
+        judged=judged,
+        num_passages=passages,
+        greedy_tokens=greedy_tokens,
+        scratch=scratch,
+        engine=engine,
+    )
+
+
 @app.command()
 @with_options(engine=ENGINE_OPTIONS)
 def demo(
