@@ -8,6 +8,9 @@ from typing import Any
 
 from jaxinfer.jobs.pictures import new_figure
 from jaxinfer.quantize.quality import Evaluation, Quality
+from jaxinfer.quantize.ranking import Ranking
+
+_MOST_NAMES = 25
 
 
 def plot_evaluation(evaluation: Evaluation) -> Any:
@@ -27,6 +30,26 @@ def plot_evaluation(evaluation: Evaluation) -> Any:
         _lines(axes[1], rows, kinds, "KL, nats", others)
         axes[1].set_yscale("log", nonpositive="mask")
         _lines(axes[2], rows, [("top1_agreement", "same best token")], "share of tokens", others)
+    return figure
+
+
+def plot_ranking(ranking: Ranking) -> Any:
+    """A matplotlib figure: the KL that rounding each part alone costs, in the model's order, and
+    falling.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    figure, (in_order, falling) = new_figure(columns=2, width=6, height=5)
+    named = {row.name: row.kl_mean for row in ranking.rows}
+    in_order.bar(range(len(named)), list(named.values()))
+    in_order.set_xlabel(f"{ranking.part}, in the model's order")
+    in_order.set_ylabel(f"KL of that {ranking.part} in {ranking.bits} bits, nats")
+    worst = [row.name for row in ranking.worst_first()][:_MOST_NAMES]
+    falling.barh(worst, [named[name] for name in worst])
+    falling.invert_yaxis()
+    falling.tick_params(axis="y", labelsize="small")
+    falling.set_xlabel("KL, nats")
     return figure
 
 
