@@ -1,0 +1,1 @@
+"""Makes quantized checkpoints of float ones, and judges them."""
