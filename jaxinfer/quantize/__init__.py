@@ -1,1 +1,1 @@
-"""Makers of quantized checkpoints, and what judges them."""
+"""Makes quantized checkpoints of float ones, and judges them."""
