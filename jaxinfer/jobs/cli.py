@@ -19,6 +19,7 @@ from jaxinfer.jobs.options import (
     JOB_OPTIONS,
     LINE_OPTIONS,
     RAY_OPTIONS,
+    RECIPE_OPTIONS,
     SAMPLING_OPTIONS,
     make_sampling_params,
     sampling_fields,
@@ -175,6 +176,42 @@ def info(model: Model, engine: dict[str, Any], as_json: AsJson = False) -> None:
     from jaxinfer.jobs.info import describe_model, print_info
 
     print_info(describe_model(model, **engine), as_json=as_json, console=Console(highlight=False))
+
+
+@app.command()
+@with_options(recipe=RECIPE_OPTIONS)
+def quantize(
+    model: Model,
+    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    recipe: dict[str, Any],
+    method: Annotated[str, typer.Option(help="rtn, gptq, awq or smoothquant.")],
+    calibration: Annotated[
+        Path | None, typer.Option(help="A text file; for all methods but rtn.")
+    ] = None,
+    symmetric: Annotated[
+        bool | None,
+        typer.Option("--symmetric/--asymmetric", help="Codes around zero.", show_default=False),
+    ] = None,
+    protect: Annotated[
+        list[str] | None,
+        typer.Option("--protect", "--ignore", help="A matrix that stays float (may be repeated)."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a quantized checkpoint of a float model; started again, it goes on where it ended."""
+    from jaxinfer.jobs.quantize_command import quantize_and_report
+
+    sign = {} if symmetric is None else {"symmetric": symmetric}
+    quantize_and_report(
+        model,
+        out,
+        recipe={**recipe, **sign, "protect": protect or []},
+        as_json=as_json,
+        method=method,
+        calibration=calibration,
+        overwrite=overwrite,
+    )
 
 
 @app.command()

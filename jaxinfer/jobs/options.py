@@ -83,6 +83,20 @@ RAY_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "part_lines": (int, "Lines that an engine is handed at once; 512."),
     }
 )
+# Fields of `quantize.Recipe` with an option of a plain form.
+RECIPE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
+    {
+        "bits": (int, "Of a code: 4 or 8."),
+        "group_size": (str, "Columns under one scale: a number, -1 for a row, or auto."),
+        "act_order": (bool, "gptq: take columns by falling importance (the default)."),
+        "damping": (float, "gptq: share of the Hessian's mean diagonal added to it; 0.01."),
+        "smoothing": (float, "smoothquant: the exponent; 0.5."),
+        "calibration_tokens": (int, "Tokens of the text that are used; 32768."),
+        "sequence_length": (int, "Tokens of each piece of it; 512."),
+        "dtype": (str, "Of what stays float: auto, bfloat16, float16 or float32."),
+        "format": (str, "Of the result: compressed-tensors."),
+    }
+)
 # All fields of EngineConfig but the seed: --seed is the request's.
 ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
     {
