@@ -18,6 +18,7 @@ from jaxinfer.jobs.options import (
     ENGINE_OPTIONS,
     JOB_OPTIONS,
     LINE_OPTIONS,
+    RANKING_OPTIONS,
     RAY_OPTIONS,
     RECIPE_OPTIONS,
     SAMPLING_OPTIONS,
@@ -179,12 +180,13 @@ def info(model: Model, engine: dict[str, Any], as_json: AsJson = False) -> None:
 
 
 @app.command()
-@with_options(recipe=RECIPE_OPTIONS)
+@with_options(recipe=RECIPE_OPTIONS, ranking=RANKING_OPTIONS)
 def quantize(
     model: Model,
-    out: Annotated[Path, typer.Argument(help="Folder to make.")],
     recipe: dict[str, Any],
-    method: Annotated[str, typer.Option(help="rtn, gptq, awq or smoothquant.")],
+    ranking: dict[str, Any],
+    out: Annotated[Path | None, typer.Argument(help="Folder to make.")] = None,
+    method: Annotated[str | None, typer.Option(help="rtn, gptq, awq or smoothquant.")] = None,
     calibration: Annotated[
         Path | None, typer.Option(help="A text file; for all methods but rtn.")
     ] = None,
@@ -194,21 +196,31 @@ def quantize(
     ] = None,
     protect: Annotated[
         list[str] | None,
-        typer.Option("--protect", "--ignore", help="A matrix that stays float (may be repeated)."),
+        typer.Option(
+            "--protect",
+            "--ignore",
+            help="What stays float: a matrix or layer (may be repeated), or a number: as many of "
+            "the most sensitive layers.",
+        ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a quantized checkpoint of a float model; started again, it goes on where it ended."""
+    """Make a quantized checkpoint of a float model; started again, it goes on where it ended.
+
+    With --sensitivity and without OUT it only ranks the layers.
+    """
     from jaxinfer.jobs.quantize_command import quantize_and_report
 
     sign = {} if symmetric is None else {"symmetric": symmetric}
     quantize_and_report(
         model,
         out,
-        recipe={**recipe, **sign, "protect": protect or []},
-        as_json=as_json,
         method=method,
+        recipe={**recipe, **sign},
+        ranking=ranking,
+        protect=protect or [],
+        as_json=as_json,
         calibration=calibration,
         overwrite=overwrite,
     )

@@ -33,16 +33,16 @@ def evaluate_and_report(
 
     Args:
         contexts: numbers with commas between. against_options: NAME=VALUE each.
-        options: further arguments of `evaluate`.
+        options: further arguments of `evaluate_model`.
 
     Raises:
-        JaxInferError: as `evaluate`.
+        JaxInferError: as `evaluate_model`.
     """
-    from jaxinfer.quantize.evaluate import evaluate
+    from jaxinfer.quantize.evaluate import evaluate_model
 
     if plot is not None:
         check_picture(plot)
-    evaluation = evaluate(
+    evaluation = evaluate_model(
         model,
         text=read_text(text, held_out_text),
         contexts=None if contexts is None else read_contexts(contexts),

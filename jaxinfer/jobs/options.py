@@ -97,6 +97,16 @@ RECIPE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "format": (str, "Of the result: compressed-tensors."),
     }
 )
+# Of the ranking of layers, which `protect` may use.
+RANKING_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
+    {
+        "sensitivity": (bool, "Rank layers by what rounding costs; without OUT that is all."),
+        "sensitivity_by": (str, "What is rounded at a time: layer (the default) or matrix."),
+        "sensitivity_text": (str, "A text file to rank on, other than the calibration text."),
+        "sensitivity_file": (str, "Keeps the ranking; the same command goes on there."),
+        "sensitivity_plot": (str, "Draw the ranking into this file."),
+    }
+)
 # All fields of EngineConfig but the seed: --seed is the request's.
 ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
     {

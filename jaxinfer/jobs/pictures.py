@@ -34,8 +34,11 @@ def new_figure(*, columns: int, width: float = 5, height: float = 4) -> tuple[An
     return figure, axes[0]
 
 
-def check_picture(path: Path) -> None:
+def check_picture(path: Path, *, option: str = "--plot") -> None:
     """Says before the work what would go wrong after it.
+
+    Args:
+        option: what the file is given by, for the message.
 
     Raises:
         ConfigError: matplotlib is not installed, or writes no such file.
@@ -44,10 +47,10 @@ def check_picture(path: Path) -> None:
     known = pyplot.Figure().canvas.get_supported_filetypes()
     if path.suffix.lower().removeprefix(".") not in known:
         raise ConfigError(
-            f"--plot {path}: the ending must be one of {', '.join(sorted(known))}; such as .png"
+            f"{option} {path}: the ending must be one of {', '.join(sorted(known))}; such as .png"
         )
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--plot {path}: there is no such folder; make it or name another")
+        raise ConfigError(f"{option} {path}: there is no such folder; make it or name another")
 
 
 def save_picture(figure: Any, path: Path) -> None:
@@ -59,4 +62,4 @@ def save_picture(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path)
     except OSError as error:
-        raise ConfigError(f"--plot {path}: cannot be written ({error}); name another") from error
+        raise ConfigError(f"{path}: cannot be written ({error}); name another") from error

@@ -23,6 +23,7 @@ def rank_and_report(
     *,
     text: Path | None,
     plot: Path | None,
+    is_printed: bool,
     as_json: bool,
     console: Console,
     **options: Any,
@@ -30,6 +31,7 @@ def rank_and_report(
     """Ranks and prints.
 
     Args:
+        is_printed: whether the table is wanted; a picture is drawn in any case.
         options: further arguments of `rank_sensitivity`.
 
     Raises:
@@ -38,13 +40,17 @@ def rank_and_report(
     from jaxinfer.quantize.sensitivity import rank_sensitivity
 
     if plot is not None:
-        check_picture(plot)
+        check_picture(plot, option="--sensitivity-plot")
     ranking = rank_sensitivity(
-        model, text=read_text(text, held_out_text), show_progress=not as_json, **options
+        model,
+        text=read_text(text, held_out_text, option="--sensitivity-text"),
+        show_progress=not as_json,
+        **options,
     )
     if plot is not None:
         save_picture(plot_ranking(ranking), plot)
-    print_ranking(ranking, as_json=as_json, console=console)
+    if is_printed:
+        print_ranking(ranking, as_json=as_json, console=console)
     return ranking
 
 

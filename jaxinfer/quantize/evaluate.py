@@ -39,7 +39,7 @@ class _Side:
     engine: Mapping[str, Any]
 
 
-def evaluate(
+def evaluate_model(
     model: str | Path,
     *,
     against: str | Path | None = None,

@@ -38,7 +38,7 @@ def quality(context: int | None, *, against: bool, greedy: bool = True) -> Quali
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What `evaluate` was asked."""
+    """What `evaluate_model` was asked."""
     calls: list[dict[str, Any]] = []
 
     def fake(model: str, **options: Any) -> Evaluation:
@@ -57,7 +57,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             overall=quality(None, against=has_other),
         )
 
-    monkeypatch.setattr(evaluate, "evaluate", fake)
+    monkeypatch.setattr(evaluate, "evaluate_model", fake)
     return calls
 
 

@@ -13,7 +13,7 @@ from jaxinfer import LLM, SamplingParams
 from jaxinfer.engine import build
 from jaxinfer.errors import CapacityError, ConfigError, JaxInferError
 from jaxinfer.quantize import logits_file
-from jaxinfer.quantize.evaluate import evaluate
+from jaxinfer.quantize.evaluate import evaluate_model
 from tests.end_to_end.conftest import KeptPrograms
 from tests.support.byte_tokenizer import save_byte_tokenizer
 from tests.support.numpy_model import reference_logits
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def judge(model: Path, **options: Any) -> Any:
     engine = SMALL | options.pop("engine", {})
-    return evaluate(model, engine=engine, **SHORT | options)
+    return evaluate_model(model, engine=engine, **SHORT | options)
 
 
 def rounded_weights() -> dict[str, np.ndarray]:

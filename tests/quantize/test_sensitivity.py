@@ -13,7 +13,7 @@ from jaxinfer.checkpoint.checkpoint import open_checkpoint
 from jaxinfer.engine import build
 from jaxinfer.errors import ConfigError
 from jaxinfer.quantize import sensitivity
-from jaxinfer.quantize.evaluate import evaluate, judge_rows
+from jaxinfer.quantize.evaluate import evaluate_model, judge_rows
 from jaxinfer.quantize.ranking import Ranking
 from jaxinfer.quantize.sensitivity import parts_of, rank_sensitivity
 from jaxinfer.runner.compile import CompileLog, counted_compiles
@@ -70,7 +70,7 @@ def test_a_row_is_what_judging_that_model_gives(folder: Path, part: str, bits: i
     row = ranking.rows[-1]
     overrides = {row.name.replace(".", r"\.") + r"(\..*)?": f"int{bits}", ".*": "float"}
     quantization = {"method": f"int{bits}", "group_size": 32, "overrides": overrides}
-    found = evaluate(
+    found = evaluate_model(
         folder,
         against=folder,
         text=TEXT,
