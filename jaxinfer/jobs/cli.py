@@ -17,6 +17,7 @@ from jaxinfer.jobs.options import (
     CHAT_OPTIONS,
     ENGINE_OPTIONS,
     JOB_OPTIONS,
+    JUDGING_OPTIONS,
     LINE_OPTIONS,
     RANKING_OPTIONS,
     RAY_OPTIONS,
@@ -284,9 +285,10 @@ def bench(
 
 
 @app.command("eval")
-@with_options(engine=ENGINE_OPTIONS)
+@with_options(judging=JUDGING_OPTIONS, engine=ENGINE_OPTIONS)
 def evaluate(
     model: Model,
+    judging: dict[str, Any],
     engine: dict[str, Any],
     against: Annotated[
         str | None, typer.Option(help="A model to be like; may be the same, which is then float.")
@@ -297,16 +299,6 @@ def evaluate(
     ] = None,
     text: Annotated[
         Path | None, typer.Option(help="A text file.", show_default="chapters of Python's manual")
-    ] = None,
-    contexts: Annotated[
-        str | None,
-        typer.Option(help="Lengths before which tokens are judged.", show_default="256,1024"),
-    ] = None,
-    judged: Annotated[int, typer.Option(help="Tokens before each length, a passage.")] = 128,
-    passages: Annotated[int, typer.Option(help="Passages of the text, at most.")] = 4,
-    greedy_tokens: Annotated[int, typer.Option(help="Tokens of a greedy run; 0: none.")] = 32,
-    scratch: Annotated[
-        Path | None, typer.Option(help="A folder with room for logits, while it runs.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this file.")] = None,
     as_json: AsJson = False,
@@ -321,17 +313,13 @@ def evaluate(
     evaluate_and_report(
         model,
         text=text,
-        contexts=contexts,
         against_options=against_option or [],
         plot=plot,
         as_json=as_json,
         console=Console(highlight=False),
         against=against,
-        judged=judged,
-        num_passages=passages,
-        greedy_tokens=greedy_tokens,
-        scratch=scratch,
         engine=engine,
+        **judging,
     )
 
 

@@ -22,17 +22,17 @@ def evaluate_and_report(
     model: str,
     *,
     text: Path | None,
-    contexts: str | None,
     against_options: Sequence[str],
     plot: Path | None,
     as_json: bool,
     console: Console,
+    contexts: str | None = None,
     **options: Any,
 ) -> None:
     """Judges and prints.
 
     Args:
-        contexts: numbers with commas between. against_options: NAME=VALUE each.
+        against_options: NAME=VALUE each. contexts: numbers with commas between.
         options: further arguments of `evaluate_model`.
 
     Raises:

@@ -97,6 +97,16 @@ RECIPE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "format": (str, "Of the result: compressed-tensors."),
     }
 )
+# Where a text is judged: arguments of `evaluate_model`.
+JUDGING_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
+    {
+        "contexts": (str, "Lengths before which tokens are judged; 256,1024."),
+        "judged": (int, "Tokens before each length, in each passage; 128."),
+        "num_passages": (int, "Passages of the text, at most; 4."),
+        "greedy_tokens": (int, "Tokens of the greedy runs up to each length; 32, 0 for none."),
+        "scratch": (str, "A folder with room for logits, while it runs."),
+    }
+)
 # Of the ranking of layers, which `protect` may use.
 RANKING_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
     {

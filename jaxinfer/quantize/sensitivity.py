@@ -73,15 +73,13 @@ def rank_sensitivity(
     storage = decide_storage(checkpoint, weights="dequantized", quantization=scheme, platform="cpu")
     passages = _passages(checkpoint, text, context, judged, num_passages)
     parts = parts_of(checkpoint, part)
-    ranking = Ranking(
-        model=str(model),
-        bits=bits,
-        group_size=group_size,
-        part=part,
-        fingerprint=_fingerprint(checkpoint, scheme, part, passages),
-        rows=(),
+    mark = _fingerprint(checkpoint, scheme, part, passages)
+    kept = RankingFile(
+        Path(file) if file else None,
+        Ranking(
+            model=str(model), bits=bits, group_size=group_size, part=part, fingerprint=mark, rows=()
+        ),
     )
-    kept = RankingFile(Path(file) if file else None, ranking)
     if len(kept.ranking.rows) < len(parts):
         with (
             tempfile.TemporaryDirectory(prefix="jaxinfer-", dir=scratch) as folder,

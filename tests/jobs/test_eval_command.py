@@ -50,9 +50,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             engine=options["engine"],
             against=options["against"],
             against_engine=options["against_engine"],
-            num_passages=options["num_passages"],
-            judged=options["judged"],
-            greedy_tokens=options["greedy_tokens"],
+            num_passages=options.get("num_passages", 4),
+            judged=options.get("judged", 128),
+            greedy_tokens=options.get("greedy_tokens", 32),
             contexts=tuple(quality(one, against=has_other) for one in contexts),
             overall=quality(None, against=has_other),
         )
@@ -83,14 +83,14 @@ def test_every_option_is_passed_on(
     file.write_text("words")
     printed = run(
         runner,
-        f"m --against n --text {file} --contexts 64,512 --judged 9 --passages 3 --greedy-tokens 5 "
+        f"m --against n --text {file} --contexts 64,512 --judged 9 --num-passages 3 --greedy-tokens 5 "
         f"--scratch {tmp_path} --kv-cache-dtype int8 --quantization int4 "
         "--against-option kv-cache-dtype=fp8 --against-option max_num_seqs=4",
     )
     (call,) = asked
     assert call["against"] == "n" and call["text"] == "words" and call["contexts"] == (64, 512)
     assert (call["judged"], call["num_passages"], call["greedy_tokens"]) == (9, 3, 5)
-    assert call["scratch"] == tmp_path
+    assert call["scratch"] == str(tmp_path)
     assert call["engine"] == {"kv_cache_dtype": "int8", "quantization": "int4"}
     assert call["against_engine"] == {"kv_cache_dtype": "fp8", "max_num_seqs": 4}
     for wanted in ("m (quantization=int4, kv_cache_dtype=int8)", "against n (kv_cache_dtype=fp8"):
