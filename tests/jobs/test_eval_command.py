@@ -83,8 +83,8 @@ def test_every_option_is_passed_on(
     file.write_text("words")
     printed = run(
         runner,
-        f"m --against n --text {file} --contexts 64,512 --judged 9 --num-passages 3 --greedy-tokens 5 "
-        f"--scratch {tmp_path} --kv-cache-dtype int8 --quantization int4 "
+        f"m --against n --text {file} --contexts 64,512 --judged 9 --num-passages 3 "
+        f"--greedy-tokens 5 --scratch {tmp_path} --kv-cache-dtype int8 --quantization int4 "
         "--against-option kv-cache-dtype=fp8 --against-option max_num_seqs=4",
     )
     (call,) = asked
