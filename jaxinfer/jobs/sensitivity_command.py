@@ -65,8 +65,10 @@ def print_ranking(ranking: Ranking, *, as_json: bool, console: Console) -> None:
         title=f"{ranking.model}: one {ranking.part} at a time in {ranking.bits} bits{group}",
         title_justify="left",
     )
-    for name in ("", ranking.part, "parameters", "KL mean", "KL max", "same best token", "nats"):
-        table.add_column(name, justify="left" if name == ranking.part else "right")
+    table.add_column(justify="right")
+    table.add_column(ranking.part, overflow="fold")
+    for name in ("parameters", "KL mean", "KL max", "same best token", "nats"):
+        table.add_column(name, justify="right")
     for place, row in enumerate(rows[:_SHOWN_ROWS], 1):
         table.add_row(
             f"{place}",

@@ -43,7 +43,6 @@ def test_a_folder_is_made_and_shown(tmp_path: Path) -> None:
         ([], "--method is missing"),
         (["--method", "rtn", "--sensitivity-by", "layer"], "which nothing asks for"),
         (["--method", "rtn", "--protect", "1", "--protect", "2"], "one number of layers"),
-        (["--method", "rtn", "--protect", "3"], "2 parts"),
     ],
 )
 def test_what_is_wrong_is_one_message(arguments: list[str], said: str, tmp_path: Path) -> None:
@@ -57,6 +56,7 @@ def test_what_is_wrong_is_one_message(arguments: list[str], said: str, tmp_path:
 @pytest.fixture
 def ranked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What was asked of a ranking in which layer 1 is the worst."""
+    monkeypatch.setenv("COLUMNS", "120")
     calls: list[dict[str, Any]] = []
 
     def rank(model: str, **options: Any) -> Ranking:
@@ -110,7 +110,6 @@ def test_a_ranking_s_picture(ranked: list[dict[str, Any]], tmp_path: Path) -> No
     [
         (["1"], ["model.layers.1"]),
         (["0"], []),
-        (["2"], ["model.layers.0", "model.layers.1"]),
         (["1", "model.layers.0.mlp"], ["model.layers.0.mlp", "model.layers.1"]),
     ],
 )

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from jaxinfer import LLM, SamplingParams
+from jaxinfer.checkpoint.checkpoint import open_checkpoint
 from jaxinfer.engine import build
 from jaxinfer.errors import CapacityError, ConfigError, JaxInferError
 from jaxinfer.quantize import logits_file
-from jaxinfer.quantize.evaluate import evaluate_model
+from jaxinfer.quantize.evaluate import _contexts, evaluate_model
 from tests.end_to_end.conftest import KeptPrograms
 from tests.support.byte_tokenizer import save_byte_tokenizer
 from tests.support.numpy_model import reference_logits
@@ -25,7 +26,7 @@ SMALL: dict[str, Any] = {
     "dtype": "float32",
     "block_size": 16,
     "prefill_chunk_tokens": 16,
-    "max_num_seqs": 4,
+    "max_num_seqs": 2,
     "num_gpu_blocks_override": 32,
     "compilation_cache_dir": None,
 }
@@ -102,7 +103,7 @@ def test_figures_are_those_of_numpy(folder: Path) -> None:
 
 
 def test_all_tokens_are_the_mean_of_the_contexts(folder: Path) -> None:
-    found = judge(folder, against=folder, engine={"quantization": "int8"})
+    found = judge(folder, against=folder, engine={"quantization": MLP_INT4})
     short, long = found.contexts
     assert (short.context, long.context, found.overall.context) == (12, 40, None)
     assert found.overall.num_tokens == 32
@@ -115,8 +116,8 @@ def test_all_tokens_are_the_mean_of_the_contexts(folder: Path) -> None:
 
 
 def test_a_model_is_like_itself(folder: Path) -> None:
-    """To the bit, whatever the chunks: KL 0, every token agrees, and every greedy run."""
-    found = judge(folder, against=folder, against_engine={"max_num_seqs": 2})
+    """To the bit: KL 0, every token agrees, and every greedy run."""
+    found = judge(folder, against=folder, against_engine={"enable_prefix_caching": False})
     assert found.overall.against.kl_max == 0 and found.overall.against.top1_agreement == 1
     assert found.overall.nats == found.overall.against.nats
     assert (found.overall.against.greedy_longest, found.overall.against.greedy_mean) == (6, 6)
@@ -129,7 +130,8 @@ def test_greedy_runs_end_where_the_context_does(folder: Path) -> None:
     prompts = [list(part[: end - 6]) for end in (12, 40) for part in (ids[:41], ids[-41:])]
     runs = []
     for quantization in (None, MLP_INT4):
-        with LLM(folder, quantization=quantization, show_progress=False, **SMALL) as llm:
+        shape = {"max_model_len": 40, "max_num_batched_tokens": 16}  # of the same programs
+        with LLM(folder, quantization=quantization, show_progress=False, **SMALL, **shape) as llm:
             params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
             outputs = llm.generate(prompts, params, use_tqdm=False)
             runs.append([one.outputs[0].token_ids for one in outputs])
@@ -149,14 +151,11 @@ def test_alone_there_is_no_comparison_and_no_run(folder: Path, tmp_path: Path) -
 
 
 def test_the_other_model_keeps_only_what_is_not_judged(folder: Path) -> None:
-    engine = {"quantization": "int8", "kv_cache_dtype": "int8"}
-    found = judge(folder, against=folder, engine=engine, against_engine={"weights": "packed"})
-    assert found.engine == SMALL | engine and found.against_engine == SMALL | {"weights": "packed"}
-    assert found.overall.against.nats != found.overall.nats
-
-
-def test_a_quantized_cache_is_judged(folder: Path) -> None:
-    found = judge(folder, against=folder, engine={"kv_cache_dtype": "int8"}, greedy_tokens=0)
+    """And a quantized cache is judged."""
+    engine = {"quantization": None, "kv_cache_dtype": "int8"}
+    its_own = {"weights": "packed"}
+    found = judge(folder, against=folder, engine=engine, against_engine=its_own, greedy_tokens=0)
+    assert found.engine == SMALL | engine and found.against_engine == SMALL | its_own
     assert 0 < found.overall.against.kl_mean < 0.01
     assert found.overall.against.greedy_longest is None
 
@@ -202,8 +201,12 @@ def test_what_is_asked_wrong(folder: Path, options: dict[str, Any], said: str) -
 
 
 def test_default_contexts_are_those_that_the_model_has(folder: Path) -> None:
-    found = judge(folder, contexts=None, num_passages=1, text=TEXT * 2)
-    assert [row.context for row in found.contexts] == [256]
+    opened = mock.Mock(checkpoint=open_checkpoint(folder, show_progress=False))
+    assert _contexts([opened], None) == (256,)
+    opened.checkpoint = mock.Mock(config=mock.Mock(max_position=2048))
+    assert _contexts([opened], None) == (256, 1024)
+    opened.checkpoint.config.max_position = 100
+    assert _contexts([opened], None) == (100,)
 
 
 def test_logits_of_nan_name_the_model_and_the_place(folder: Path) -> None:
