@@ -58,16 +58,22 @@ def judge(model: Path, **options: Any) -> Any:
     return evaluate_model(model, engine=engine, **SHORT | options)
 
 
+def rounded_to_int4(value: np.ndarray) -> np.ndarray:
+    """Rounded to 4 bits in groups of 32, the scales to bfloat16."""
+    rows = value.reshape(len(value), -1, 32)
+    scales = np.abs(rows).max(axis=-1, keepdims=True) / 7
+    scales = (scales.astype(np.float32).view(np.uint32) + 0x8000 >> 16 << 16).view(np.float32)
+    codes = np.clip(np.rint(rows / scales), -7, 7)
+    return (codes * scales).reshape(value.shape).astype(np.float32)
+
+
 def rounded_weights() -> dict[str, np.ndarray]:
-    """TINY's, with the MLP matrices of both layers rounded to 4 bits in groups of 32."""
+    """TINY's, with the MLP matrices of both layers rounded."""
     weights = random_weights(TINY_CONFIG, std=0.1)
-    for name in [one for one in weights if ".mlp." in one]:
-        rows = weights[name].reshape(len(weights[name]), -1, 32)
-        scales = np.abs(rows).max(axis=-1, keepdims=True) / 7
-        scales = (scales.astype(np.float32).view(np.uint32) + 0x8000 >> 16 << 16).view(np.float32)
-        codes = np.clip(np.rint(rows / scales), -7, 7)
-        weights[name] = (codes * scales).reshape(weights[name].shape).astype(np.float32)
-    return weights
+    return {
+        name: rounded_to_int4(value) if ".mlp." in name else value
+        for name, value in weights.items()
+    }
 
 
 MLP_INT4 = {

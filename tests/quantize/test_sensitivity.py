@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 
 from jaxinfer.checkpoint.checkpoint import open_checkpoint
@@ -18,7 +17,7 @@ from jaxinfer.quantize.ranking import Ranking
 from jaxinfer.quantize.sensitivity import parts_of, rank_sensitivity
 from jaxinfer.runner.compile import CompileLog, counted_compiles
 from tests.end_to_end.conftest import KeptPrograms
-from tests.quantize.test_evaluate import SMALL, TEXT
+from tests.quantize.test_evaluate import SMALL, TEXT, rounded_to_int4
 from tests.support.byte_tokenizer import save_byte_tokenizer
 from tests.support.quant_folders import write_quantized_tiny
 from tests.support.tiny_experts import write_mixtral
@@ -29,8 +28,10 @@ SHORT: dict[str, Any] = {
     "context": 40,
     "judged": 16,
     "num_passages": 2,
+    "group_size": 32,
     "show_progress": False,
 }
+HURT = "model.layers.1.mlp.gate_proj"
 LAYERS = ["model.layers.0", "model.layers.1"]
 
 
@@ -42,9 +43,11 @@ def _few_compiles() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """TINY, whose last matrix is so loud that rounding it hurts most."""
-    weights = random_weights(TINY_CONFIG, std=0.1)
-    weights["model.layers.1.mlp.down_proj.weight"] *= np.float32(20)
+    """TINY, of whose matrices all but one are rounded already: only that one can be hurt."""
+    weights = {
+        name: rounded_to_int4(value) if "_proj" in name and name != f"{HURT}.weight" else value
+        for name, value in random_weights(TINY_CONFIG, std=0.1).items()
+    }
     made = write_hf_folder(tmp_path_factory.mktemp("tiny"), TINY_CONFIG, weights)
     save_byte_tokenizer(made)
     return made
@@ -63,10 +66,10 @@ def by_layer(folder: Path, _few_compiles: None) -> Ranking:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("part", ["layer", "matrix"])
 def test_a_row_is_what_judging_that_model_gives(folder: Path, part: str, bits: int) -> None:
-    ranking = rank(folder, part=part, bits=bits, group_size=32)
+    ranking = rank(folder, part=part, bits=bits)
     names = LAYERS if part == "layer" else list(parts_of(opened(folder), "matrix"))
     assert [row.name for row in ranking.rows] == names
-    row = ranking.rows[-1]
+    row = ranking.worst_first()[0]
     overrides = {row.name.replace(".", r"\.") + r"(\..*)?": f"int{bits}", ".*": "float"}
     quantization = {"method": f"int{bits}", "group_size": 32, "overrides": overrides}
     found = evaluate_model(
@@ -90,7 +93,9 @@ def opened(folder: Path) -> Any:
     return open_checkpoint(folder, show_progress=False)
 
 
-def test_the_loud_layer_is_the_worst_and_all_are_named(by_layer: Ranking) -> None:
+def test_the_hurt_layer_is_the_worst_and_the_other_is_unhurt(by_layer: Ranking) -> None:
+    unhurt, hurt = by_layer.rows
+    assert (unhurt.kl_max, unhurt.top1_agreement) == (0, 1) and hurt.kl_mean > 1e-6
     assert [row.name for row in by_layer.worst_first()] == LAYERS[::-1]
     assert by_layer.worst(1) == ("model.layers.1",) and by_layer.worst(0) == ()
     assert {row.num_elements for row in by_layer.rows} == {2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 96}
@@ -102,7 +107,8 @@ def test_matrices_go_by_their_names(folder: Path) -> None:
     names = list(parts_of(opened(folder), "matrix"))
     assert len(names) == 14 and names[0].startswith("model.layers.0.") and "lm_head" not in names
     ranking = rank(folder, part="matrix")
-    assert ranking.worst(1) == ("model.layers.1.mlp.down_proj",)
+    assert ranking.worst(1) == (HURT,)
+    assert [row.name for row in ranking.rows if row.kl_mean] == [HURT]
 
 
 def test_experts_of_a_layer_go_together(tmp_path: Path) -> None:
