@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 _NUM_KEPT = 32  # decode steps of a width; a median, since the first ones are slow
+_NUM_NEEDED = 4  # of them before anything is compared
 
 
 def _recent() -> deque[float]:
@@ -27,7 +28,7 @@ class DraftTimes:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     instead_seconds: float = 0.0
-    compared_seconds: float = 0.0  # of rounds that there was a decode step to compare with
+    compared_seconds: float = 0.0  # of rounds that there were decode steps to compare with
     _plain: defaultdict[int, deque[float]] = field(default_factory=lambda: defaultdict(_recent))
 
     def see_decode(self, width: int, seconds: float) -> None:
@@ -41,7 +42,8 @@ class DraftTimes:
         self.num_rounds += 1
         self.draft_seconds += draft_s
         self.verify_seconds += verify_s
-        if plain := self._plain.get(width):
+        plain = self._plain[width]
+        if len(plain) >= _NUM_NEEDED:
             self.instead_seconds += tokens_a_row * median(plain)
             self.compared_seconds += draft_s + verify_s
 
