@@ -12,6 +12,7 @@ from jaxinfer.layers.weights import (
     GroupedWeight,
     LinearWeight,
     Matrix,
+    ObservedMatrix,
     OffsetWeight,
     PermutedWeight,
     QuantWeight,
@@ -51,6 +52,9 @@ def matmul(x: jax.Array, matrix: Matrix) -> jax.Array:
         [..., out] f32.
     """
     match matrix:
+        case ObservedMatrix():
+            matrix.observe(x)
+            return matmul(x, matrix.value)
         case RoundedInputWeight(matrix=inner):
             return matmul(round_inputs(x, matrix.inputs, matrix.input_group), inner)
         case PermutedWeight(order=order, matrix=inner):

@@ -62,7 +62,7 @@ def forward(
     for layer, weights in enumerate(params["layers"]):
         rope = config.layer_ropes[layer]
         with jax.named_scope(f"layer_{layer}"):
-            x, pages = _block(
+            x, pages = decoder_layer(
                 x,
                 weights,
                 (cache.keys[layer], cache.values[layer]),
@@ -110,7 +110,7 @@ def logits(params: dict, hidden: jax.Array, config: ModelConfig) -> jax.Array:
         return scores
 
 
-def _block(
+def decoder_layer(
     x: jax.Array,
     weights: dict,
     pages: tuple[Pages, Pages],
@@ -120,6 +120,16 @@ def _block(
     window: int,
     geometry: Geometry,
 ) -> tuple[jax.Array, tuple[Pages, Pages]]:
+    """One layer over the rows of a step.
+
+    Args:
+        x: [B, Q, E] – in the activation dtype.
+        weights: the layer's part of the parameters.
+        pages, slots, rope, window: as `paged_self_attention` takes them.
+
+    Returns:
+        [B, Q, E] – what the next layer reads, and the pages with the new tokens.
+    """
     out, pages = paged_self_attention(
         _in_norm(x, weights, "attention_norm", config, geometry),
         weights,
