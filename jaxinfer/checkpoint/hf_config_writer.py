@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.checkpoint.hf_config import CONFIG_FILE, read_hf_config
-from jaxinfer.config.model_config import ModelConfig
+from jaxinfer.config.model_config import Activation, ModelConfig
 from jaxinfer.config.rope_config import RopeConfig
 from jaxinfer.errors import UnsupportedError
 from jaxinfer.layers.rope import rope_frequencies
@@ -35,7 +35,7 @@ _TYPES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "smollm3": ("smollm3", "SmolLM3ForCausalLM"),
     }
 )
-_ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
+_ACTIVATIONS: dict[Activation, str] = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 # What Llama 3.1 and 3.2 do to their frequencies; GGUF files hold only what comes out.
 _LLAMA3 = tuple(
     RopeConfig(scaling="llama3", factor=factor, original_max_position=8192)

@@ -21,6 +21,7 @@ from jaxinfer.layers.weights import (
     BiasedWeight,
     BlockScaledWeight,
     LinearWeight,
+    ObservedMatrix,
     OffsetWeight,
     PackedMatrix,
     PermutedWeight,
@@ -149,6 +150,7 @@ def apply_stack(x: jax.Array, weight: LinearWeight, *, counts: jax.Array, kernel
     if isinstance(weight.value, jax.Array):
         out = grouped_matmul(x, weight.value, counts, implementation=kernel)  # type: ignore[arg-type]
     else:
+        assert not isinstance(weight.value, ObservedMatrix), "experts are not observed"
         out = _packed_product(x, weight.value, counts)
     return out + weight.bias[:, None] if isinstance(weight, BiasedWeight) else out
 

@@ -61,7 +61,8 @@ class Layer:
     def leaf(self, name: str) -> Leaf:
         """Of a matrix or norm."""
         part = self.tree[name]
-        return part.value if isinstance(part, Weight | BiasedWeight) else part
+        leaf: Any = part.value if isinstance(part, Weight | BiasedWeight) else part
+        return leaf
 
     def value(self, name: str) -> np.ndarray:
         """[out, in] of a matrix, [size] of a norm."""

@@ -57,8 +57,8 @@ def paged_attention(
         return reference.paged_attention(*arrays, **options)
 
     def attend(group: tuple[jax.Array, ...]) -> jax.Array:
-        queries, *places = group
-        return reference.paged_attention(queries, k_pages, v_pages, *places, sinks, **options)
+        rows, *places = group
+        return reference.paged_attention(rows, k_pages, v_pages, *places, sinks=sinks, **options)
 
     groups = [
         rearrange(array, "(groups rows) ... -> groups rows ...", rows=size)
