@@ -133,12 +133,18 @@ def _calibration_tokens(
     tokenizer = tokenizer_of(checkpoint)
     if tokenizer is None:
         raise ConfigError(f"{checkpoint.path} has no tokenizer to read a calibration text with")
-    return token_blocks(
+    tokens = token_blocks(
         read_text(Path(calibration)),
         tokenizer,
         num_tokens=recipe.calibration_tokens,
         sequence_length=recipe.sequence_length,
     )
+    if tokens.max() >= checkpoint.config.vocab_size:
+        raise ConfigError(
+            f"the calibration text holds token id {tokens.max()}, the model's vocabulary has "
+            f"{checkpoint.config.vocab_size}; its tokenizer is another model's"
+        )
+    return tokens
 
 
 def _quantization(checkpoint: Checkpoint, plan: MatrixPlan, recipe: Recipe) -> dict[str, Any]:

@@ -21,6 +21,14 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def low_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Numbers, whose bytes are ids that small vocabularies have too."""
+    path = tmp_path_factory.mktemp("low_text") / "text.txt"
+    path.write_text(" ".join(str(n * n * n) for n in range(900)), encoding="utf-8")
+    return path
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Callable[..., Path]:
     """(name, **options of `write_tiny`) → a folder with a tokenizer."""

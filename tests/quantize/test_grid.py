@@ -36,7 +36,7 @@ def test_no_element_is_further_off_than_half_a_step(bits: int, symmetric: bool, 
     steps = np.repeat(made.grid.scales, 16, axis=1)
     assert (made.grid.scales == made.grid.scales.astype(dtype).astype(np.float32)).all()
     # A scale that is rounded down leaves the ends of the range a little outside.
-    assert (np.abs(made.floats() - weights) <= steps * (0.51 if bits == 4 else 1.2)).all()
+    assert (np.abs(made.floats() - weights) <= steps * (0.53 if bits == 4 else 1.2)).all()
 
 
 def test_weights_below_what_a_scale_can_hold_become_zero() -> None:

@@ -25,7 +25,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "rtn": {},
     "rtn-8": {"bits": 8},
     "rtn-asymmetric": {"symmetric": False, "group_size": 16},
-    "gptq": {"group_size": 32},
+    "gptq": {"group_size": 16},
     "gptq-asymmetric": {"symmetric": False, "act_order": False},
     "awq": {},
     "smoothquant": {},
@@ -53,7 +53,7 @@ def test_what_is_written_is_what_runs(
     packed = forward_logits(made.path, IDS, keep_packed=True)
     np.testing.assert_allclose(packed, expected, rtol=0, atol=LOGITS["float32"])
     off = np.abs(expected - plain).mean() / np.abs(plain).mean()
-    assert 0 < off < (0.02 if "8" in name or name == "smoothquant" else 0.5), off
+    assert 0 < off < (0.05 if "8" in name or name == "smoothquant" else 0.5), off
 
 
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
@@ -61,7 +61,7 @@ def test_what_is_written_is_what_runs(
 def test_dense_families(
     name: str,
     method: str,
-    text: Path,
+    low_text: Path,
     tmp_path: Path,
     forward_logits: Callable[..., np.ndarray],
 ) -> None:
@@ -70,7 +70,7 @@ def test_dense_families(
     model = fixture.write(tmp_path / "model")
     save_byte_tokenizer(model)
     ids = fixture.expected["ids0"].tolist()
-    made = make(model, tmp_path / "out", text, method)
+    made = make(model, tmp_path / "out", low_text, method)
     expected = forward_logits(write_decoded(made.path, tmp_path / "decoded"), ids)
     np.testing.assert_allclose(forward_logits(made.path, ids), expected, atol=1e-6)
     plain = fixture.expected["logits0"]
@@ -191,6 +191,12 @@ def test_a_text_that_is_too_short(tiny: Any, text: Path, tmp_path: Path) -> None
         quantize_model(tiny(), tmp_path / "out", sequence_length=128, **options)
     with pytest.raises(ConfigError, match="over the 256 positions"):
         quantize_model(tiny("other"), tmp_path / "out", **options)
+
+
+def test_a_text_that_the_model_has_no_tokens_for(tiny: Any, text: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"method": "awq", "calibration": text, **CALIBRATED}
+    with pytest.raises(ConfigError, match=r"token id 1\d\d.*vocabulary has 80"):
+        quantize_model(tiny(vocab_size=80), tmp_path / "out", **options)
 
 
 def test_models_that_are_not_quantized(tiny: Any, tmp_path: Path) -> None:
