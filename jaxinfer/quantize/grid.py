@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 # A symmetric range reaches from -8 to 7 (4 bits): with 7.5 in the place of 7 both ends lose half a
-# step, and all other values have finer ones. Measured in bench/LOG.md ("Makers").
+# step, and all other values have finer ones. It is compressed-tensors' own rule.
 _HALF_STEP = 0.5
 SHRINKS = tuple(np.float32(1 - step / 20) for step in range(11))  # 1, 0.95, …, 0.5
 

@@ -57,7 +57,7 @@ def quantize_model(
     show_progress: bool = True,
     **options: Any,
 ) -> QuantizedModel:
-    """Makes a quantized checkpoint: a folder that jaxinfer, transformers and vLLM load.
+    """Makes a quantized checkpoint: a compressed-tensors folder.
 
     Args:
         model: a float model: demo name, folder, GGUF file (its blocks are decoded) or hub id.
