@@ -51,7 +51,7 @@ def forced_hidden(
         for start in range(0, split, runner.geometry.chunk_tokens):
             yield _prefill_chunk(runner, pages, token_ids[:split], start)
         for at in range(split, len(token_ids)):
-            yield _decode_one(runner, pages, token_ids[at], at)[None]
+            yield _decode_one(runner, pages, token_ids[at], at)
     finally:
         pages.release(0)
 
