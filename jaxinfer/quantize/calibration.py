@@ -3,36 +3,10 @@
 Blocks are taken evenly from the whole text, and each begins as a prompt does. Knows text, no model.
 """
 
-from pathlib import Path
-
 import numpy as np
 
 from jaxinfer.errors import ConfigError
 from jaxinfer.text.tokenizer import Tokenizer
-
-MAX_TEXT_BYTES = 16 * 2**20  # more adds nothing: blocks are a few hundred
-
-
-def read_text(path: Path) -> str:
-    """The text of a file, its first 16 MiB.
-
-    Raises:
-        ConfigError: it cannot be read, or is not UTF-8.
-    """
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_TEXT_BYTES)
-            is_cut = bool(file.read(1))
-    except OSError as error:
-        raise ConfigError(f"calibration={str(path)!r} cannot be read: {error}") from error
-    try:
-        # A character at the very end may be cut in two.
-        return content.decode("utf-8", "ignore" if is_cut else "strict")
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"calibration={str(path)!r} is not UTF-8 ({error.reason} at byte {error.start}); give "
-            "a plain text file"
-        ) from error
 
 
 def token_blocks(

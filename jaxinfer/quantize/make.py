@@ -19,7 +19,7 @@ from tqdm import tqdm
 from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from jaxinfer.engine.checkpoint_text import tokenizer_of
 from jaxinfer.errors import ConfigError
-from jaxinfer.quantize.calibration import read_text, token_blocks
+from jaxinfer.quantize.calibration import token_blocks
 from jaxinfer.quantize.ct_matrix import quantization_config
 from jaxinfer.quantize.ct_weights import CtWeights, float_dtype
 from jaxinfer.quantize.folder_files import model_config, write_files
@@ -27,6 +27,7 @@ from jaxinfer.quantize.layer_programs import LayerPrograms
 from jaxinfer.quantize.matrix_plan import MatrixPlan, layer_trees, module_of, plan_matrices
 from jaxinfer.quantize.methods import LayerTask, quantize_layer
 from jaxinfer.quantize.recipe import Recipe, make_recipe
+from jaxinfer.quantize.texts import calibration_text, read_text
 from jaxinfer.quantize.work_folder import work_folder
 
 _LOG = logging.getLogger("jaxinfer")
@@ -134,7 +135,7 @@ def _calibration_tokens(
     if tokenizer is None:
         raise ConfigError(f"{checkpoint.path} has no tokenizer to read a calibration text with")
     tokens = token_blocks(
-        read_text(Path(calibration)),
+        read_text(Path(calibration), calibration_text, option="calibration"),
         tokenizer,
         num_tokens=recipe.calibration_tokens,
         sequence_length=recipe.sequence_length,

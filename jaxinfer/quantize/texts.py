@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jaxinfer.errors import ConfigError
 
+MAX_TEXT_BYTES = 16 * 2**20  # more adds nothing: a few hundred passages are looked at
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
 
 
@@ -41,7 +42,7 @@ def held_out_text() -> str:
 
 
 def read_text(path: Path | None, default: Callable[[], str], *, option: str = "--text") -> str:
-    """A file's text, or that of `default` where none is named.
+    """A file's text, its first 16 MiB, or that of `default` where none is named.
 
     Args:
         option: what the file is given by, for the message.
@@ -52,12 +53,18 @@ def read_text(path: Path | None, default: Callable[[], str], *, option: str = "-
     if path is None:
         return default()
     try:
-        return path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open("rb") as file:
+            content = file.read(MAX_TEXT_BYTES)
+            is_cut = bool(file.read(1))
+        # A character at the very end may be cut in two.
+        return content.decode("utf-8-sig", "ignore" if is_cut else "strict")
+    except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{option} {path}: cannot be read as UTF-8 text ({error}); give a text file, or leave "
-            "it out for the text that ships with Python"
+            f"{option} {path}: cannot be read as UTF-8 text, it is not UTF-8 ({error.reason} at "
+            f"byte {error.start}); give a plain text file"
         ) from error
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: cannot be read: {error}; give a text file") from error
 
 
 def _chapters() -> list[str]:

@@ -1,11 +1,8 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from jaxinfer.errors import ConfigError
-from jaxinfer.quantize import calibration
-from jaxinfer.quantize.calibration import read_text, token_blocks
+from jaxinfer.quantize.calibration import token_blocks
 from tests.support.byte_tokenizer import BOS, byte_tokenizer
 
 TEXT = bytes(n % 90 + 33 for n in range(1000)).decode()
@@ -30,18 +27,3 @@ def test_a_text_that_is_too_short_says_how_many_tokens_it_has() -> None:
         token_blocks(TEXT, byte_tokenizer(), num_tokens=1024, sequence_length=64)
     with pytest.raises(ConfigError, match="has 0 tokens"):
         token_blocks("", byte_tokenizer(), num_tokens=2, sequence_length=2)
-
-
-def test_files_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "text"
-    for make, said in ((path.mkdir, "cannot be read"),):
-        make()
-        with pytest.raises(ConfigError, match=said):
-            read_text(path)
-    path = tmp_path / "bytes"
-    path.write_bytes(b"abc\xff\xfe")
-    with pytest.raises(ConfigError, match="not UTF-8 .*at byte 3"):
-        read_text(path)
-    path.write_text("a" + "ü" * 10, encoding="utf-8")
-    monkeypatch.setattr(calibration, "MAX_TEXT_BYTES", 4)
-    assert read_text(path) == "aü"  # cut within a character

@@ -44,3 +44,18 @@ def test_a_file_is_read_and_what_is_no_text_refused(tmp_path: Path) -> None:
         read_text(file, held_out_text)
     with pytest.raises(ConfigError, match="--calibration .*gone"):
         read_text(tmp_path / "gone", held_out_text, option="--calibration")
+
+
+def test_files_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "text"
+    for make, said in ((path.mkdir, "cannot be read"),):
+        make()
+        with pytest.raises(ConfigError, match=said):
+            read_text(path, held_out_text)
+    path = tmp_path / "bytes"
+    path.write_bytes(b"abc\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8 .*at byte 3"):
+        read_text(path, held_out_text)
+    path.write_text("a" + "ü" * 10, encoding="utf-8")
+    monkeypatch.setattr(texts, "MAX_TEXT_BYTES", 4)
+    assert read_text(path, held_out_text) == "aü"  # cut within a character
