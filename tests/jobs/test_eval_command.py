@@ -130,7 +130,7 @@ def test_a_picture(
         ("--plot gone/a.png", "no such folder"),
         ("--contexts 64,x", "--contexts 64,x"),
         ("--against-option kv", "NAME=VALUE"),
-        ("--text gone.txt", "cannot be read as UTF-8"),
+        ("--text gone.txt", "cannot be read: [Errno 2]"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(
