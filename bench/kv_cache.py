@@ -20,6 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxinfer.quantize.divergence import divergences, next_token_nats, same_best
+from jaxinfer.quantize.passages import Passages, cut_passages
+from jaxinfer.quantize.quality import AgainstRows, JudgedRows, qualities
+
 sys.path.insert(0, str(Path(__file__).parent))
 from variants import device_facts, markdown_table  # noqa: E402  (a script's neighbour)
 
@@ -45,50 +49,38 @@ def text() -> str:
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-def judged_places(contexts: Sequence[int], judged: int) -> list[int]:
-    """Positions before each length, contexts in turn; a context shorter than that is judged whole.
-
-    Example: contexts 4 and 8, 3 judged → 1 2 3 5 6 7.
-    """
-    return [place for end in contexts for place in range(max(0, end - judged), end)]
-
-
-def divergence(plain: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """KL(plain ‖ other) of each row of logits, in nats, float64."""
-    logs = [_log_softmax(rows.astype(np.float64)) for rows in (plain, other)]
-    return (np.exp(logs[0]) * (logs[0] - logs[1])).sum(axis=-1)
-
-
-def _log_softmax(rows: np.ndarray) -> np.ndarray:
-    shifted = rows - rows.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
 def compare(
-    plain: np.ndarray, other: np.ndarray, contexts: Sequence[int], judged: int
-) -> list[dict[str, float]]:
-    """For each context: mean and largest KL, and the share of rows with the same best token."""
-    results, first = [], 0
-    for context in contexts:
-        rows = slice(first, first + min(context, judged))
-        first = rows.stop
-        # A few rows at a time: float64 of a whole vocabulary is large.
-        pieces = [slice(at, min(at + 32, first)) for at in range(rows.start, first, 32)]
-        kl = np.concatenate([divergence(plain[piece], other[piece]) for piece in pieces])
-        same = plain[rows].argmax(axis=-1) == other[rows].argmax(axis=-1)
-        results.append(
-            {
-                "context": context,
-                "kl_mean": float(kl.mean()),
-                "kl_max": float(kl.max()),
-                "top1_agreement": float(same.mean()),
-            }
-        )
-    return results
+    plain: np.ndarray, other: np.ndarray, passages: Passages
+) -> list[dict[str, float | None]]:
+    """For each context: KL (mean, 99th percentile, largest), top-1 agreement, and both nats."""
+    targets = passages.targets()
+    rows = JudgedRows(
+        nats=next_token_nats(other, targets),
+        against=AgainstRows(
+            nats=next_token_nats(plain, targets),
+            kl=divergences(plain, other),
+            same=same_best(plain, other),
+        ),
+    )
+    return [
+        {
+            "context": one.context,
+            "nats": one.nats,
+            "plain_nats": one.against.nats,
+            "kl_mean": one.against.kl_mean,
+            "kl_p99": one.against.kl_p99,
+            "kl_max": one.against.kl_max,
+            "top1_agreement": one.against.top1_agreement,
+        }
+        for one in qualities(rows, passages, None)[0]
+        if one.against is not None
+    ]
 
 
-def run_cache(options: argparse.Namespace, cache: str) -> tuple[np.ndarray, dict[str, Any]]:
-    """Logits of the judged positions, and what the engine was."""
+def run_cache(
+    options: argparse.Namespace, cache: str
+) -> tuple[np.ndarray, Passages, dict[str, Any]]:
+    """Logits of the judged positions, where those are, and what the engine was."""
     from jaxinfer import LLM
     from jaxinfer.engine.teacher import forced_logits
 
@@ -104,17 +96,24 @@ def run_cache(options: argparse.Namespace, cache: str) -> tuple[np.ndarray, dict
     with LLM(options.model, show_progress=False, **engine) as llm:
         tokenizer = llm.get_tokenizer()
         assert tokenizer is not None
-        ids = list(tokenizer.encode(text()[: 8 * longest]))[:longest]
+        passages = cut_passages(
+            tokenizer,
+            text()[: 8 * longest],
+            contexts=options.contexts,
+            judged=options.judged,
+            num_passages=1,
+        )
+        ids = list(passages.token_ids[0][:longest])
         start = time.perf_counter()
         runner, pages = llm.engine.runner, llm.engine.scheduler.pages
-        places = judged_places(options.contexts, options.judged)
-        logits = forced_logits(runner, pages, ids, decode_from=longest - DECODED, places=places)
+        split = longest - DECODED
+        logits = forced_logits(runner, pages, ids, decode_from=split, places=passages.places)
         facts = {
             "cache": cache,
             "kv_cache_bytes": llm.memory_plan.kv_cache_bytes,
             "seconds": round(time.perf_counter() - start, 1),
         }
-    return logits, facts
+    return logits, passages, facts
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -123,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kept = (options.folder or Path(temporary)) / "float.npy"
         rows = []
         for cache in sorted(options.only, key=CACHES.index):
-            logits, facts = run_cache(options, cache)
+            logits, passages, facts = run_cache(options, cache)
             if cache == BASELINE:
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 np.save(kept, logits)
@@ -132,18 +131,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if not kept.is_file():
                 raise SystemExit(f"{kept} is not there: run with --only {BASELINE} first")
             plain = np.load(kept, mmap_mode="r")
-            results = compare(plain, logits, options.contexts, options.judged)
+            results = compare(plain, logits, passages)
             print(json.dumps(facts | {"contexts": results} | device_facts()), flush=True)
             rows += [table_row(cache, result) for result in results]
     if rows:
-        print(markdown_table(("cache", "context", "KL mean", "KL max", "top-1"), rows))
+        print(markdown_table(("cache", "context", "KL mean", "KL p99", "KL max", "top-1"), rows))
 
 
-def table_row(cache: str, result: dict[str, float]) -> tuple[str, ...]:
+def table_row(cache: str, result: dict[str, Any]) -> tuple[str, ...]:
     return (
         cache,
         f"{result['context']:,}",
         f"{result['kl_mean']:.2e}",
+        f"{result['kl_p99']:.2e}",
         f"{result['kl_max']:.2e}",
         f"{result['top1_agreement']:.2%}",
     )

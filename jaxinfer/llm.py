@@ -3,7 +3,7 @@
 Knows prompts and outputs; what a step is, the engine knows.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +27,7 @@ from jaxinfer.engine.profiler import Profiler
 from jaxinfer.engine.prompt import read_prompt
 from jaxinfer.engine.task import Task
 from jaxinfer.engine.task_loop import TaskLoop
-from jaxinfer.engine.teacher import forced_logits
+from jaxinfer.engine.teacher import forced_hidden, forced_logits
 from jaxinfer.errors import ConfigError, JaxInferError, RequestError
 from jaxinfer.runner.compile import CompileLog, counted_compiles
 from jaxinfer.text.tokenizer import Tokenizer
@@ -239,6 +239,39 @@ class LLM:
         runner, pages = self.engine.runner, self.engine.scheduler.pages
         with self._loop.undone_on_error():
             return forced_logits(runner, pages, checked, decode_from=decode_from)
+
+    def logit_blocks(
+        self,
+        token_ids: Sequence[int],
+        places: Sequence[int],
+        *,
+        report: Callable[[int], Any] | None = None,
+    ) -> Generator[np.ndarray, None, None]:
+        """Yields the logits after the tokens at `places`, few rows at a time: a long text's logits
+        over a whole vocabulary are more than memory holds.
+
+        Args:
+            token_ids: T ids, all prefilled.
+            places: indices into them.
+            report: called with the number of tokens that went in, step by step.
+
+        Yields:
+            [rows, V] f32.
+
+        Raises:
+            RequestError: as `logits`.
+        """
+        self._check_idle()
+        checked = self._check_ids(token_ids)
+        runner, pages, hidden = self.engine.runner, self.engine.scheduler.pages, []
+        with self._loop.undone_on_error():
+            for rows in forced_hidden(runner, pages, checked):
+                hidden.append(rows)
+                if report is not None:
+                    report(len(rows))
+        wanted = np.concatenate(hidden)[np.asarray(places, np.intp)]
+        for first in range(0, len(wanted), self.geometry.head_rows):
+            yield runner.logits(wanted[first : first + self.geometry.head_rows])
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None where the checkpoint has none."""

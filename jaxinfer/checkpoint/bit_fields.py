@@ -30,6 +30,23 @@ def unpack_fields(words: np.ndarray, bits: int, axis: int) -> np.ndarray:
     return codes.T if axis == 0 else codes
 
 
+def pack_fields(codes: np.ndarray, bits: int, axis: int) -> np.ndarray:
+    """32-bit words of codes of 4 or 8 bits from 0 on, along `axis`; the inverse of `unpack_fields`.
+
+    The last word is filled with zeros.
+    Example: 4 bits, 1 2 3 4 5 6 7 8 → word 0x87654321.
+
+    Args:
+        codes: u8 of two axes. bits: 4 or 8. axis: 0 or 1.
+    """
+    rows = np.ascontiguousarray(codes.T if axis == 0 else codes)
+    rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % (32 // bits))))
+    if bits == 4:
+        rows = rows[:, ::2] | rows[:, 1::2] << np.uint8(4)
+    words = np.ascontiguousarray(rows).view("<i4").astype(np.int32, copy=False)
+    return np.ascontiguousarray(words.T) if axis == 0 else words
+
+
 def num_words(count: int, bits: int) -> int:
     """32-bit words that hold `count` codes."""
     return -(-count * bits // 32)

@@ -195,6 +195,8 @@ def check_plain(info: TensorInfo, shape: tuple[int, ...]) -> None:
         )
 
 
+# A scale that is no number is said by who reads, with the tensor's name: no warning before that.
+@np.errstate(invalid="ignore")
 def decode_rows(form: PackedForm, rows: PackedRows) -> np.ndarray:
     """[rows, in] float32, columns as stored: what `quant_matmul`'s `dequantize` gives, bit for bit.
 

@@ -24,6 +24,7 @@ from jaxinfer.checkpoint.leaf_source import (
     PackedRows,
 )
 from jaxinfer.checkpoint.packed_record import abstract_record, packed_record
+from jaxinfer.checkpoint.tensor_file import CheckpointKind
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import CheckpointError, ConfigError
 from jaxinfer.models.spec import Architecture, Leaf
@@ -114,7 +115,7 @@ def load_params(
             for leaf in unread:
                 source = sources[leaf]
                 form = _packable(leaf, source) if keep_packed else None
-                buffers = _read(checkpoint, leaf, source, form, _leaf_dtype(leaf, dtype), bar)
+                buffers = _read(checkpoint.kind, leaf, source, form, _leaf_dtype(leaf, dtype), bar)
                 placed = {name: place(buffer, leaf) for name, buffer in buffers.items()}
                 record = packed_record(form, placed, round_inputs=round_inputs) if form else None
                 values[leaf] = jax.block_until_ready(record or placed["value"])
@@ -125,6 +126,16 @@ def load_params(
         raise
     values |= given or {}
     return jax.tree.unflatten(structure, [values[leaf] for leaf in leaves])
+
+
+def read_leaf(kind: CheckpointKind, leaf: Leaf, source: LeafSource | StackedMatrices) -> np.ndarray:
+    """One leaf as float32 on the host, as `load_params` would have it.
+
+    Raises:
+        CheckpointError: a value that is not finite.
+    """
+    with tqdm(disable=True) as bar:
+        return _read(kind, leaf, source, None, np.dtype(np.float32), bar)["value"]
 
 
 def _place_by_default(value: np.ndarray, leaf: Leaf) -> jax.Array:
@@ -154,7 +165,7 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _read(
-    checkpoint: Checkpoint,
+    kind: CheckpointKind,
     leaf: Leaf,
     source: LeafSource | StackedMatrices,
     form: PackedForm | None,
@@ -168,20 +179,20 @@ def _read(
     for number, one in enumerate(stack or (source,)):
         own = {name: buffer[number] if stack else buffer for name, buffer in buffers.items()}
         if form is not None:
-            _PackedReader(checkpoint, leaf, one, own).read(bar)  # type: ignore[arg-type]
+            _PackedReader(kind, leaf, one, own).read(bar)  # type: ignore[arg-type]
         else:
             if dtype == np.uint16:
                 own["value"] = own["value"].view(jax.numpy.bfloat16)
-            _FloatReader(checkpoint, leaf, one, own["value"]).read(bar)  # type: ignore[arg-type]
+            _FloatReader(kind, leaf, one, own["value"]).read(bar)  # type: ignore[arg-type]
     return buffers
 
 
 class _LeafReader:
     """Reads one leaf, or one matrix of a stack, a block of rows at a time."""
 
-    def __init__(self, checkpoint: Checkpoint, leaf: Leaf, source: LeafSource) -> None:
+    def __init__(self, kind: CheckpointKind, leaf: Leaf, source: LeafSource) -> None:
         self.leaf, self.source = leaf, source
-        self.heads = leaf.gguf_interleaved_heads if checkpoint.kind == "gguf" else 0
+        self.heads = leaf.gguf_interleaved_heads if kind == "gguf" else 0
 
     def read(self, bar: Any) -> None:
         """Fills the buffers; `bar` moves on by the bytes read."""
@@ -232,11 +243,11 @@ class _FloatReader(_LeafReader):
     """Reads one matrix or vector into one buffer of floats."""
 
     def __init__(
-        self, checkpoint: Checkpoint, leaf: Leaf, source: LeafSource, value: np.ndarray
+        self, kind: CheckpointKind, leaf: Leaf, source: LeafSource, value: np.ndarray
     ) -> None:
-        super().__init__(checkpoint, leaf, source)
+        super().__init__(kind, leaf, source)
         self.value = value
-        self.add = leaf.hf_add if checkpoint.kind == "hf" else 0.0
+        self.add = leaf.hf_add if kind == "hf" else 0.0
 
     def read_block(self, start: int, stop: int) -> None:
         block = self.source.read_floats(start, stop)
@@ -251,12 +262,12 @@ class _PackedReader(_LeafReader):
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        kind: CheckpointKind,
         leaf: Leaf,
         source: PackedMatrix,
         buffers: Mapping[str, np.ndarray],
     ) -> None:
-        super().__init__(checkpoint, leaf, source)
+        super().__init__(kind, leaf, source)
         self.matrix, self.form, self.buffers = source, source.form, buffers
         if self.form.is_permuted:
             self.buffers["order"][...] = source.read_order()

@@ -45,6 +45,11 @@ _DTYPES: dict[str, np.dtype] = {
 }
 
 
+def dtype_name(dtype: np.dtype) -> str:
+    """What the format calls a dtype."""
+    return next(name for name, one in _DTYPES.items() if one == dtype)
+
+
 class SafetensorsFiles:
     """The tensors of one or many safetensors files (a `TensorSource`)."""
 

@@ -3,7 +3,7 @@
 Uses slot 0 and the pages of an engine that is idle; knows no requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -31,19 +31,27 @@ def forced_logits(
     Returns:
         [T, V] or [places, V] f32.
     """
+    hidden = forced_hidden(runner, pages, token_ids, decode_from=decode_from)
+    rows = np.concatenate(list(hidden))
+    return runner.logits(rows if places is None else rows[np.asarray(places)])
+
+
+def forced_hidden(
+    runner: Runner, pages: PageTables, token_ids: list[int], *, decode_from: int | None = None
+) -> Iterator[np.ndarray]:
+    """The hidden rows after each of the tokens, [chunk, E] a step, for `Runner.logits`.
+
+    Args:
+        token_ids, decode_from: as for `forced_logits`.
+    """
     split = len(token_ids) if decode_from is None else decode_from
     opened = pages.open(0, len(token_ids))
     assert opened, "the caller checks that the pages are there"
     try:
-        hidden = [
-            _prefill_chunk(runner, pages, token_ids[:split], start)
-            for start in range(0, split, runner.geometry.chunk_tokens)
-        ]
-        hidden += [
-            _decode_one(runner, pages, token_ids[at], at) for at in range(split, len(token_ids))
-        ]
-        rows = np.concatenate(hidden)
-        return runner.logits(rows if places is None else rows[np.asarray(places)])
+        for start in range(0, split, runner.geometry.chunk_tokens):
+            yield _prefill_chunk(runner, pages, token_ids[:split], start)
+        for at in range(split, len(token_ids)):
+            yield _decode_one(runner, pages, token_ids[at], at)
     finally:
         pages.release(0)
 

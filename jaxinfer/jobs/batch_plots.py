@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.errors import ConfigError
 from jaxinfer.jobs.batch_results import BatchResult, read_results
+from jaxinfer.jobs.pictures import import_pyplot
 
 _BINS = 30
 _LATENCIES = (
@@ -50,7 +50,7 @@ def plot_results(output: str | Path) -> Any:
     Raises:
         ConfigError: matplotlib is not installed, or no such output.
     """
-    pyplot = _import_pyplot()
+    pyplot = import_pyplot()
     served = [_Figures.of(one) for one in read_results(output) if one.error is None]
     figure, axes = pyplot.subplots(2, 3, figsize=(12, 6), layout="constrained")
     pyplot.close(figure)  # a notebook shows what a cell returns, and would show it twice
@@ -81,13 +81,3 @@ def _draw_latency_by_length(axis: Any, served: Sequence[_Figures]) -> None:
     axis.set_ylabel("end to end, s")
     lengths = [one.completion_tokens for one in timed]
     axis.scatter(lengths, [one.latencies["e2e_latency_s"] for one in timed], s=8)
-
-
-def _import_pyplot() -> Any:
-    try:
-        from matplotlib import pyplot  # type: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ConfigError(
-            f"pictures need matplotlib ({error}); install it with: pip install 'jaxinfer[plot]'"
-        ) from error
-    return pyplot

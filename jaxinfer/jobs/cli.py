@@ -17,8 +17,11 @@ from jaxinfer.jobs.options import (
     CHAT_OPTIONS,
     ENGINE_OPTIONS,
     JOB_OPTIONS,
+    JUDGING_OPTIONS,
     LINE_OPTIONS,
+    RANKING_OPTIONS,
     RAY_OPTIONS,
+    RECIPE_OPTIONS,
     SAMPLING_OPTIONS,
     make_sampling_params,
     sampling_fields,
@@ -178,6 +181,53 @@ def info(model: Model, engine: dict[str, Any], as_json: AsJson = False) -> None:
 
 
 @app.command()
+@with_options(recipe=RECIPE_OPTIONS, ranking=RANKING_OPTIONS)
+def quantize(
+    model: Model,
+    recipe: dict[str, Any],
+    ranking: dict[str, Any],
+    out: Annotated[Path | None, typer.Argument(help="Folder to make.")] = None,
+    method: Annotated[str | None, typer.Option(help="rtn, gptq, awq or smoothquant.")] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="A text file; for all methods but rtn.")
+    ] = None,
+    symmetric: Annotated[
+        bool | None,
+        typer.Option("--symmetric/--asymmetric", help="Codes around zero.", show_default=False),
+    ] = None,
+    protect: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--protect",
+            "--ignore",
+            help="What stays float: a matrix or layer (may be repeated), or a number: as many of "
+            "the most sensitive layers.",
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a quantized checkpoint of a float model; started again, it goes on where it ended.
+
+    With --sensitivity and without OUT it only ranks the layers.
+    """
+    from jaxinfer.jobs.quantize_command import quantize_and_report
+
+    sign = {} if symmetric is None else {"symmetric": symmetric}
+    quantize_and_report(
+        model,
+        out,
+        method=method,
+        recipe={**recipe, **sign},
+        ranking=ranking,
+        protect=protect or [],
+        as_json=as_json,
+        calibration=calibration,
+        overwrite=overwrite,
+    )
+
+
+@app.command()
 @with_options(engine=ENGINE_OPTIONS)
 def plan(
     model: Annotated[str, typer.Argument(help="config.json, its folder, .gguf file or demo name.")],
@@ -232,6 +282,45 @@ def bench(
     with session.open_llm(model, **{**engine, "show_progress": not as_json}) as llm:
         result = run_bench(llm, workload, shape, concurrency=concurrency, rounds=rounds)
     print_bench({"model": model, **result}, as_json=as_json, console=Console(highlight=False))
+
+
+@app.command("eval")
+@with_options(judging=JUDGING_OPTIONS, engine=ENGINE_OPTIONS)
+def evaluate(
+    model: Model,
+    judging: dict[str, Any],
+    engine: dict[str, Any],
+    against: Annotated[
+        str | None, typer.Option(help="A model to be like; may be the same, which is then float.")
+    ] = None,
+    against_option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE, an engine option of that one (may be repeated)."),
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="A text file.", show_default="chapters of Python's manual")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the figures into this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge a model on a text: perplexity, and its distance to another one (KL, best tokens).
+
+    Engine options are the model's. The other one gets them too, but for quantization, weights,
+    activations and kv_cache_dtype.
+    """
+    from jaxinfer.jobs.eval_command import evaluate_and_report
+
+    evaluate_and_report(
+        model,
+        text=text,
+        against_options=against_option or [],
+        plot=plot,
+        as_json=as_json,
+        console=Console(highlight=False),
+        against=against,
+        engine=engine,
+        **judging,
+    )
 
 
 @app.command()

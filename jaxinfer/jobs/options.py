@@ -83,6 +83,40 @@ RAY_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "part_lines": (int, "Lines that an engine is handed at once; 512."),
     }
 )
+# Fields of `quantize.Recipe` with an option of a plain form.
+RECIPE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
+    {
+        "bits": (int, "Of a code: 4 or 8."),
+        "group_size": (str, "Columns under one scale: a number, -1 for a row, or auto."),
+        "act_order": (bool, "gptq: take columns by falling importance (the default)."),
+        "damping": (float, "gptq: share of the Hessian's mean diagonal added to it; 0.01."),
+        "smoothing": (float, "smoothquant: the exponent; 0.5."),
+        "calibration_tokens": (int, "Tokens of the text that are used; 32768."),
+        "sequence_length": (int, "Tokens of each piece of it; 512."),
+        "dtype": (str, "Of what stays float: auto, bfloat16, float16 or float32."),
+        "format": (str, "Of the result: compressed-tensors."),
+    }
+)
+# Where a text is judged: arguments of `evaluate_model`.
+JUDGING_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
+    {
+        "contexts": (str, "Lengths before which tokens are judged; 256,1024."),
+        "judged": (int, "Tokens before each length, in each passage; 128."),
+        "num_passages": (int, "Passages of the text, at most; 4."),
+        "greedy_tokens": (int, "Tokens of the greedy runs up to each length; 32, 0 for none."),
+        "scratch": (str, "A folder with room for logits, while it runs."),
+    }
+)
+# Of the ranking of layers, which `protect` may use.
+RANKING_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
+    {
+        "sensitivity": (bool, "Rank layers by what rounding costs; without OUT that is all."),
+        "sensitivity_by": (str, "What is rounded at a time: layer (the default) or matrix."),
+        "sensitivity_text": (str, "A text file to rank on, other than the calibration text."),
+        "sensitivity_file": (str, "Keeps the ranking; the same command goes on there."),
+        "sensitivity_plot": (str, "Draw the ranking into this file."),
+    }
+)
 # All fields of EngineConfig but the seed: --seed is the request's.
 ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
     {

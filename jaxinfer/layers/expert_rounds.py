@@ -21,6 +21,7 @@ from jaxinfer.layers.weights import (
     BiasedWeight,
     BlockScaledWeight,
     LinearWeight,
+    ObservedMatrix,
     OffsetWeight,
     PackedMatrix,
     PermutedWeight,
@@ -146,10 +147,14 @@ def apply_stack(x: jax.Array, weight: LinearWeight, *, counts: jax.Array, kernel
     Returns:
         [X, places, out] f32, anything in rows that are not wanted.
     """
-    if isinstance(weight.value, jax.Array):
-        out = grouped_matmul(x, weight.value, counts, implementation=kernel)  # type: ignore[arg-type]
+    matrix = weight.value
+    if isinstance(matrix, ObservedMatrix):
+        matrix.observe(x)
+        matrix = matrix.value
+    if isinstance(matrix, jax.Array):
+        out = grouped_matmul(x, matrix, counts, implementation=kernel)  # type: ignore[arg-type]
     else:
-        out = _packed_product(x, weight.value, counts)
+        out = _packed_product(x, matrix, counts)
     return out + weight.bias[:, None] if isinstance(weight, BiasedWeight) else out
 
 

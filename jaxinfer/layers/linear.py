@@ -16,6 +16,7 @@ from jaxinfer.layers.weights import (
     GroupedWeight,
     LinearWeight,
     Matrix,
+    ObservedMatrix,
     OffsetWeight,
     PermutedWeight,
     QuantWeight,
@@ -77,6 +78,9 @@ def matmul_parts(x: jax.Array, matrix: Matrix) -> jax.Array:
         [parts, ..., out] f32.
     """
     match matrix:
+        case ObservedMatrix():
+            matrix.observe(x)
+            return matmul_parts(x, matrix.value)
         case RoundedInputWeight(matrix=inner):
             if matrix.kernel != "reference":
                 return _coded_matmul_parts(x, matrix)

@@ -7,6 +7,8 @@ the leaf. `kernel` of a packed record is the implementation of `quant_matmul` th
 it (`matmul_kernels.with_kernels` decides it).
 """
 
+from collections.abc import Callable
+
 import jax
 from flax import struct
 
@@ -99,7 +101,18 @@ class StreamedWeight:
 
 
 PackedMatrix = GroupedWeight | PermutedWeight | RoundedInputWeight
-Matrix = jax.Array | StreamedWeight | PackedMatrix
+
+
+@struct.dataclass
+class ObservedMatrix:
+    """A plain matrix whose inputs are shown to somebody, for calibration: `observe` is called with
+    them while the program is traced, and may take them along into its outputs."""
+
+    value: jax.Array  # [out, in]
+    observe: Callable[[jax.Array], None] = struct.field(pytree_node=False)
+
+
+Matrix = jax.Array | StreamedWeight | PackedMatrix | ObservedMatrix
 
 
 @struct.dataclass

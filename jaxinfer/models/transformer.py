@@ -122,6 +122,30 @@ def logits(params: dict, hidden: jax.Array, config: ModelConfig) -> jax.Array:
         return scores
 
 
+def decoder_layer(
+    x: jax.Array,
+    weights: dict,
+    pages: tuple[Pages, Pages],
+    slots: PageSlots,
+    rope: RopeTable | None,
+    config: ModelConfig,
+    window: int,
+    geometry: Geometry,
+) -> tuple[jax.Array, tuple[Pages, Pages]]:
+    """One layer over the rows of a step.
+
+    Args:
+        x: [B, Q, E] – in the activation dtype.
+        weights: the layer's part of the parameters.
+        pages, slots, rope, window: as `paged_self_attention` takes them.
+
+    Returns:
+        [B, Q, E] – what the next layer reads, and the pages with the new tokens.
+    """
+    x, added, pages = _block(x, None, weights, pages, slots, rope, config, window, geometry)
+    return _add_norm(x, added, None, config, geometry)[0], pages
+
+
 def _block(
     x: jax.Array,
     added: Added | None,

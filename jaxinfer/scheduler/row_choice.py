@@ -140,7 +140,9 @@ class RowChoice:
             if not self._make_room(request, start, start + 1) and self._num_in_flight:
                 return []  # what is in flight may end somebody
         # Drafts only now: everybody has the page of the next token.
-        return [self._row(request, most_drafts) for request in sharing if request.slot is not None]
+        rows = [self._row(request, most_drafts) for request in sharing if request.slot is not None]
+        # Longest first: attention on a CPU takes neighbours together, as long as the longest needs.
+        return sorted(rows, key=lambda row: -row.start)
 
     def _row(self, request: Request, most_drafts: int) -> StepRow:
         start, drafts = request.num_scheduled, self._drafts(request, most_drafts)

@@ -7,10 +7,10 @@ import jax
 
 from pallas_kernels import dispatch, triton_compat
 from pallas_kernels.dispatch import Dtypes, Platform, Shapes
-from pallas_kernels.paged_attention import reference
+from pallas_kernels.paged_attention import reference, row_groups
 from pallas_kernels.paged_attention.pages import Pages, code_array
 
-Implementation = Literal["auto", "reference", "mosaic", "triton", "simulated"]
+Implementation = Literal["auto", "reference", "row_groups", "mosaic", "triton", "simulated"]
 
 
 def _mosaic(*arrays: Any, **options: Any) -> jax.Array:
@@ -45,6 +45,7 @@ def _why_not_triton(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str |
 
 IMPLEMENTATIONS = {
     "reference": reference.paged_attention,
+    "row_groups": row_groups.paged_attention,
     "mosaic": _mosaic,
     "triton": _triton,
     "simulated": functools.partial(_mosaic, interpret=True),
@@ -69,7 +70,8 @@ def paged_attention(
 
     Args:
         implementation: "auto" is what serves the call best on this process's first device; a
-            program for another device names its own. "simulated" is `mosaic` on a CPU: slow.
+            program for another device names its own. "row_groups" is the reference in the form for
+            a CPU. "simulated" is `mosaic` on a CPU: slow.
     """
     arrays = {"q": q, "k_pages": code_array(k_pages), "v_pages": code_array(v_pages)}
     name = resolve_implementation(
@@ -106,4 +108,5 @@ def resolve_implementation(
         where = platform or dispatch.current_platform()
         why_not["mosaic"] = functools.partial(reason, where)
         why_not["triton"] = functools.partial(of_triton, where)
+        why_not["row_groups"] = functools.partial(row_groups.why_not, shapes, dtypes, where)
     return dispatch.resolve("paged_attention", IMPLEMENTATIONS, wanted, why_not)

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from jaxinfer.checkpoint.bit_fields import num_words, pack_nibbles, unpack_fields, unpack_nibbles
+from jaxinfer.checkpoint.bit_fields import (
+    num_words,
+    pack_fields,
+    pack_nibbles,
+    unpack_fields,
+    unpack_nibbles,
+)
 from tests.support.quant_folders import pack_words
 
 
@@ -16,6 +22,14 @@ def test_fields_come_back(bits: int, count: int) -> None:
     assert words.shape == (5, num_words(count, bits))
     np.testing.assert_array_equal(unpack_fields(words, bits, 1)[:, :count], codes)
     np.testing.assert_array_equal(unpack_fields(words.T, bits, 0)[:count], codes.T)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("count", [32, 37, 4])
+def test_packed_fields_are_the_packer_s(bits: int, count: int) -> None:
+    codes = np.random.default_rng(bits).integers(0, 1 << bits, (5, count)).astype(np.uint8)
+    np.testing.assert_array_equal(pack_fields(codes, bits, 1), pack_words(codes, bits))
+    np.testing.assert_array_equal(pack_fields(codes, bits, 0), pack_words(codes.T, bits).T)
 
 
 def test_the_lowest_bits_come_first() -> None:

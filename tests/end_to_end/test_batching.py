@@ -188,7 +188,9 @@ def forced_logits(llm: LLM, decode_from: int | None = None) -> np.ndarray:
     return llm.logits(ASKED[0].prompt, decode_from=decode_from)
 
 
-def check_loop(llm: LLM, case: Case, loop: Loop, *, must_preempt: bool) -> None:
+def check_loop(
+    llm: LLM, case: Case, loop: Loop, *, must_preempt: bool, must_hit: bool = True
+) -> None:
     """Shuffled, twice where the second run may find pages of the first."""
     numbers = random.Random(str(loop))
     set_loop(llm, **loop.settings(numbers))
@@ -202,7 +204,8 @@ def check_loop(llm: LLM, case: Case, loop: Loop, *, must_preempt: bool) -> None:
     assert scores_of(llm) == case.scores
     after = llm.get_metrics()
     counts = {name: value - before.get(name, 0) for name, value in after.items()}
-    assert (counts["prefix_cache_hits"] > 0) == loop.caches
+    assert counts["prefix_cache_hits"] == 0 or loop.caches
+    assert counts["prefix_cache_hits"] > 0 or not (loop.caches and must_hit)
     assert counts["num_preemptions"] > 0 or not must_preempt
     drafts = counts.get("spec_decode_num_accepted_tokens", 0)
     assert (drafts > 0) == bool(llm.geometry.draft_tokens)
@@ -285,7 +288,8 @@ def test_bits_in_every_shape_and_loop(open_llm: OpenLLM, slow_case: Case, shape:
     with open_shape(open_llm, slow_case.model, slow_case.dtype, shape) as llm:
         check_logits(llm, slow_case)
         for loop in LOOPS:
-            check_loop(llm, slow_case, loop, must_preempt=False)
+            # Few pages keep no prefix as long as the longer chunks.
+            check_loop(llm, slow_case, loop, must_preempt=False, must_hit=not shape.few)
         assert llm.get_metrics()["num_preemptions"] > 0 or not shape.few
 
 

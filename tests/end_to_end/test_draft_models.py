@@ -110,6 +110,8 @@ def test_the_same_bits_with_and_without_a_model_that_drafts(
     model = {**MODELS[name], "eos_token_id": END}
     folder = write_tiny(tmp_path / "model", **model)
     speculative = proposers(tmp_path, model)[proposer]
+    # Drafts of int8 codes may all stand, and then requests end before pages run out.
+    some_fall = proposer != "int8"
     prompts, params = zip(*requests(), strict=True)
     with open_llm(folder, dtype=dtype, max_num_batched_tokens=16) as plain:
         expected = [bits(output) for output in run(plain, prompts, list(params))]
@@ -119,13 +121,13 @@ def test_the_same_bits_with_and_without_a_model_that_drafts(
             before = llm.get_metrics()["num_preemptions"]
             assert [bits(output) for output in run(llm, prompts, list(params))] == expected, loop
             assert_drained(llm)
-            if loop["admission"] == "optimistic":
+            if loop["admission"] == "optimistic" and some_fall:
                 assert llm.get_metrics()["num_preemptions"] > before
         set_loop(llm, **FEW_LOOP)
         alone = [bits(run(llm, [one], how)[0]) for one, how in requests()[-2:]]
         assert alone == expected[-2:]
         drafts, stood = accepted(llm)
-        assert drafts > 100 and 0 < stood < drafts
+        assert drafts > 100 and 0 < stood <= drafts - some_fall
 
 
 FEW_LOOP: dict[str, Any] = {

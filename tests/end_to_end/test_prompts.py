@@ -196,3 +196,19 @@ def test_metrics_count_what_ran(open_llm: OpenLLM, tiny_folder: Path) -> None:
     assert times.time_to_first_token_s is not None and times.e2e_latency_s is not None
     assert 0 < times.time_to_first_token_s <= times.e2e_latency_s
     assert outputs[1].metrics.time_to_first_token_s is None
+
+
+def test_logits_of_some_places_come_a_few_rows_at_a_time(tiny: LLM) -> None:
+    """To the bit those of all at once; who leaves early leaves an idle engine."""
+    tokens, steps = [(7 * place) % 320 for place in range(70)], []
+    places = [69, 3, *range(20, 65)]
+    whole = tiny.logits(tokens)
+    blocks = list(tiny.logit_blocks(tokens, places, report=steps.append))
+    assert max(len(block) for block in blocks) == tiny.geometry.head_rows < len(places)
+    np.testing.assert_array_equal(np.concatenate(blocks), whole[places])
+    assert sum(steps) == 70 and len(steps) == -(-70 // tiny.geometry.chunk_tokens)
+    for _ in tiny.logit_blocks(tokens, places):
+        break
+    np.testing.assert_array_equal(tiny.logits(tokens), whole)
+    with pytest.raises(RequestError, match="320"):
+        next(tiny.logit_blocks([320], [0]))

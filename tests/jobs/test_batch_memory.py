@@ -43,13 +43,13 @@ def write_many(path: Path, count: int, extra: bytes = b"") -> Path:
 
 
 def test_a_huge_line_is_an_error_line_and_takes_no_memory(tmp_path: Path) -> None:
-    """BB-51, vllm#30268: 8 MB of prompt among a thousand lines."""
-    huge = b'{"custom_id":"huge","prompt":"' + b"x" * 8_000_000 + b'"}\n'
+    """BB-51, vllm#30268: 32 MB of prompt among a thousand lines; two runs differ by 2 MiB or so."""
+    huge = b'{"custom_id":"huge","prompt":"' + b"x" * 32_000_000 + b'"}\n'
     plain = write_many(tmp_path / "plain.jsonl", 1000)
     source = write_many(tmp_path / "in.jsonl", 1000, huge)
     *_, usual, _ = measure(plain, tmp_path / "plain-out.jsonl")
     done, failed, peak, _ = measure(source, tmp_path / "out.jsonl")
-    assert (done, failed) == (1000, 1) and peak < usual + 8
+    assert (done, failed) == (1000, 1) and peak < usual + 12
     rows = read_output(tmp_path / "out.jsonl")
     assert rows["huge"]["error"]["line"] == "in.jsonl:502"
     assert len(rows) == 1001

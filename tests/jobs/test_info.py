@@ -62,7 +62,7 @@ def test_json_of_a_quantized_file(runner: CliRunner) -> None:
     assert facts["checkpoint"]["format"] == "GGUF"
     assert "Q4_0" in facts["checkpoint"]["quantization"]
     assert facts["would_run"]["weight_dtype"] == "bfloat16"
-    assert facts["would_run"]["attention"] == "reference"
+    assert facts["would_run"]["attention"] == "row_groups"
 
 
 def test_the_form_of_weights_and_why() -> None:

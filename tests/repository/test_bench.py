@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.quantize.passages import Passages
 from tests.repository.tree import ROOT
 
 
@@ -331,17 +332,37 @@ def test_the_gpu_script_runs_end_to_end_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_what_a_cache_s_logits_are_judged_by() -> None:
-    """Positions before each length, KL by hand, and results by context in turn."""
+    """KL by hand, and results by context in turn."""
     script = load_script("kv_cache")
-    assert script.judged_places([4, 8], 3) == [1, 2, 3, 5, 6, 7]
-    assert script.judged_places([2, 4], 3) == [0, 1, 1, 2, 3]
+    passages = Passages(contexts=(2, 4), judged=3, token_ids=((0, 1, 1, 0, 1),))
     plain = np.log(np.array([[0.5, 0.5], [0.9, 0.1]], np.float32))
     other = np.log(np.array([[0.25, 0.75], [0.9, 0.1]], np.float32)) + np.float32(3)
     by_hand = 0.5 * np.log(0.5 / 0.25) + 0.5 * np.log(0.5 / 0.75)
-    np.testing.assert_allclose(script.divergence(plain, other), [by_hand, 0], atol=1e-6)
-    rows = np.repeat(plain, [2, 3], axis=0)
-    found = script.compare(rows, np.repeat(other, [2, 3], axis=0), [2, 4], 3)
+    found = script.compare(*(np.repeat(rows, [2, 3], axis=0) for rows in (plain, other)), passages)
     assert [one["context"] for one in found] == [2, 4]
     assert [one["kl_mean"] for one in found] == pytest.approx([by_hand, 0], abs=1e-6)
     assert [one["top1_agreement"] for one in found] == [0, 1]
+    assert found[0]["nats"] == pytest.approx(-np.log(0.75), rel=1e-6)
     assert len(script.text()) > 400_000
+
+
+def test_a_row_of_the_quantization_table_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And comes out in the order of the rows, with what it loses against the float model."""
+    script = load_script("quantization")
+    figures = {"bits": 4.125, "bytes": 95.24e6, "perplexity": 10.3, "float_perplexity": 10.0}
+    figures |= {"kl_mean": 0.0412, "kl_p99": 0.5, "top1_agreement": 0.881}
+    judged = []
+    monkeypatch.setattr(script.Bench, "make", lambda self, row: tmp_path / "made")
+    monkeypatch.setattr(
+        script.Bench, "judge", lambda self, row, source: judged.append(row.name) or dict(figures)
+    )
+    arguments = ["--folder", str(tmp_path), "--model", "m", "--only"]
+    script.main([*arguments, "awq, groups of 32"])
+    script.main([*arguments, "rtn, groups of 32", "awq, groups of 32"])
+    assert judged == ["int4 awq, groups of 32", "int4 rtn, groups of 32"]
+    rows = script.table(tmp_path, ["m"]).splitlines()[2:]
+    assert [row.split(" | ")[1] for row in rows] == judged[::-1]
+    assert "| 4.12 | 95.2 | 10.300 (+3.00%) | 4.12e-02 | 5.00e-01 | 88.10% |" in rows[0]
+    assert len({script.Bench(tmp_path, "m").path(row) for row in script.ROWS}) == len(script.ROWS)

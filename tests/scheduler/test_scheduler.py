@@ -94,6 +94,16 @@ def test_few_requests_take_a_narrow_program_whatever_their_slots() -> None:
     assert plans[-1].slots.tolist() == [2, 3]
 
 
+def test_decode_rows_are_longest_first() -> None:
+    """Attention on a CPU takes neighbours together, as far as the longest of them goes."""
+    loop = loop_of(chunk_tokens=8, prefill_rows=(1, 3))
+    for order, length in enumerate((5, 8, 3)):
+        loop.add(traced(order, length))
+    while not isinstance(plan := plan_of(loop), DecodePlan):
+        pass
+    assert plan.positions[:3].tolist() == [8, 5, 3] and plan.slots[:3].tolist() == [1, 0, 2]
+
+
 def test_a_freed_slot_is_filled_before_the_next_step() -> None:
     loop = loop_of(num_slots=2, prefill_rows=(1,))
     for order in (1, 2, 3):

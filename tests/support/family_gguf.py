@@ -81,7 +81,7 @@ def _one_by_one(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             name = f"{name}.weight"
         elif name.endswith("_proj_bias"):
             name = f"{name.removesuffix('_bias')}.bias"
-        if ".gate_up_proj." in name:
+        if ".experts.gate_up_proj." in name:
             for place, part in enumerate(("gate_proj", "up_proj")):
                 rows = np.ascontiguousarray(value[:, place::2])
                 found[name.replace("gate_up_proj", part)] = rows

@@ -39,9 +39,10 @@ def smollm2() -> Tokenizer:
 @pytest.fixture(scope="module")
 def gemma3() -> Tokenizer:
     metadata = open_gguf(demo_path("gemma3-270m")).metadata
-    started = time.perf_counter()
+    started = time.process_time()
     tokenizer = built(metadata)
-    assert time.perf_counter() - started < 15  # measured: 1.3 to 2.6 s
+    # Not quadratic in the 262,144 tokens: 1.3 to 2.6 s of this process, whoever else runs.
+    assert time.process_time() - started < 15
     return tokenizer
 
 
