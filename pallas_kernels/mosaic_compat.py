@@ -70,8 +70,8 @@ def update_in_place(
         name=mesh["kernel_name"],
     )
     refs = [jax.new_ref(array, memory_space=plgpu.GMEM) for array in updated]
-    (out,) = run(*arrays, *refs)
-    return out, [jax.freeze(ref) for ref in refs]
+    made: Any = run(*arrays, *refs)
+    return made[0], [jax.freeze(ref) for ref in refs]
 
 
 def tile_transforms(dtype: Any = jnp.bfloat16, columns: int = SWIZZLE_BYTES) -> tuple[Any, Any]:

@@ -95,7 +95,7 @@ def _read_kernel(path: Path) -> KernelPlan:
     with passes.open(encoding="utf-8", errors="replace") as lines:
         sizes = (re.search(r"dynamic_shared_memory_size %c(\d+)", line) for line in lines)
         shared = next((int(match.group(1)) for match in sizes if match), 0)
-    name = re.findall(r"Compiling entry function '(\w+?)(?:_mosaic_gpu_kernel)?'", said)
+    name: list[str] = re.findall(r"Compiling entry function '(\w+?)(?:_mosaic_gpu_kernel)?'", said)
     return KernelPlan(
         name=_LOST_NAMES.get(name[0], name[0]),
         registers=int(re.findall(r"Used (\d+) registers", said)[0]),

@@ -99,8 +99,10 @@ def _rotated_at_once(
     parts = linear_parts(x, weights["qkv"])
     q, *written = rotate_write(
         parts.reshape(parts.shape[0], -1, parts.shape[-1]),
-        *pages,  # type: ignore[arg-type]  # plain arrays, where the kernel was chosen
-        *(angles.reshape(-1, angles.shape[-1]) for angles in (rope.cos, rope.sin)),
+        pages[0],  # type: ignore[arg-type]  # plain arrays, where the kernel was chosen
+        pages[1],  # type: ignore[arg-type]
+        rope.cos.reshape(-1, rope.cos.shape[-1]),
+        rope.sin.reshape(-1, rope.sin.shape[-1]),
         slots.pages,
         slots.offsets,
         norms,

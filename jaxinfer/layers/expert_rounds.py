@@ -154,7 +154,7 @@ def apply_stack(x: jax.Array, weight: LinearWeight, *, counts: jax.Array, kernel
     if isinstance(matrix, jax.Array):
         out = grouped_matmul(x, matrix, counts, implementation=kernel)  # type: ignore[arg-type]
     else:
-        out = _packed_product(x, matrix, counts)
+        out = _packed_product(x, matrix, counts)  # type: ignore[arg-type]  # no stack is streamed
     return out + weight.bias[:, None] if isinstance(weight, BiasedWeight) else out
 
 

@@ -47,8 +47,8 @@ def with_kernels(
         return _with_kernel(leaf, wanted, activation_dtype, platform) if is_packed else leaf
 
     def plain(leaf: Any) -> Any:
-        is_plain = isinstance(leaf, Weight | BiasedWeight) and hasattr(leaf.value, "ndim")
-        if not is_plain or leaf.value.ndim != 2:  # of higher rank: a stack of experts
+        is_one = isinstance(leaf, Weight | BiasedWeight)
+        if not is_one or getattr(leaf.value, "ndim", 0) != 2:  # a record, or a stack of experts
             return leaf
         return replace(leaf, value=_streamed(leaf.value, wanted, activation_dtype, platform))
 

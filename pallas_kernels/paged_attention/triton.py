@@ -4,6 +4,10 @@ A program is a tile of query rows of one (row, kv head) and one split of the con
 tokens times the query heads of the kv head. Splits lie on an absolute grid and are merged in order.
 """
 
+# A kernel's body is in Triton's language, not typed as Python is; the package is optional.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -131,9 +135,7 @@ def paged_attention_kernel(
         fade = tl.exp2(peak - higher)
         weights = tl.exp2(scores - higher[:, None])
         total = total * fade + tl.sum(weights, axis=1)
-        weighted = weighted * fade[:, None] + tl.dot(
-            weights.to(tl.bfloat16), v, out_dtype=tl.float32
-        )
+        weighted = weighted * fade[:, None] + tl.dot(weights.to(v.dtype), v, out_dtype=tl.float32)
         peak = higher
     base_out = ((tl.program_id(0) * num_splits + part) * rows).to(tl.int64)
     places = weighted_ptr + (base_out + row[:, None]) * head_dim + dim[None, :]
@@ -214,7 +216,9 @@ def paged_attention(
     options = launch_options(rows, group, shapes["k_pages"], table.shape[1], tiles, **asked)
     pages = (arrays["k_pages"], arrays["v_pages"])
     parts = _call([grouped, *pages, table, starts, lengths], tiles, options)
-    out = merge_parts(*parts, sinks_by_row(sinks, num_kv_heads, num_queries)).astype(q.dtype)
+    weighted, peak, total = parts
+    sinks = sinks_by_row(sinks, num_kv_heads, num_queries)
+    out = merge_parts(weighted, peak, total, sinks).astype(q.dtype)
     out = out.reshape(num_rows, num_kv_heads, num_queries, group, head_dim)
     return out.swapaxes(1, 2).reshape(q.shape)
 

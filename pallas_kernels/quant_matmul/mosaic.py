@@ -279,7 +279,7 @@ def _scale_an_output(scales: jax.Array, out_group: int, outputs: int) -> jax.Arr
     return scales if out_group == 1 else jnp.repeat(scales, out_group, axis=-1)[..., :outputs]
 
 
-def _as_copied(addend: jax.Array, blocks: Blocks) -> jax.Array:
+def _as_copied(addend: Any, blocks: Blocks) -> jax.Array:
     """Zeros or offsets, wide enough for a copy to shared memory."""
     if addend.dtype == jnp.int8 and blocks.outputs * blocks.num_segments < LEAST_COPY_BYTES:
         return addend.astype(jnp.bfloat16)  # exact

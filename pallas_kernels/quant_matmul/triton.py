@@ -5,6 +5,10 @@ product is scaled once. Zero points are subtracted from codes, exactly; offsets 
 a step's rows.
 """
 
+# A kernel's body is in Triton's language, not typed as Python is; the package is optional.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,9 +95,9 @@ def quant_matmul_kernel(
         scale = tl.load(scales_ptr + place, mask=has_out, other=0.0).to(tl.float32)
         if addend == 1:
             zero = tl.load(addends_ptr + place, mask=has_out, other=0).to(tl.float32)
-            matrix = (codes.to(tl.float32) - zero[:, None]).to(tl.bfloat16)
+            matrix = (codes.to(tl.float32) - zero[:, None]).to(x.dtype)
         else:
-            matrix = codes.to(tl.float32).to(tl.bfloat16)
+            matrix = codes.to(tl.float32).to(x.dtype)
         product = tl.dot(x, tl.trans(matrix), out_dtype=tl.float32)
         total += product * scale[None, :]
         if addend == 2:
@@ -127,11 +131,11 @@ def launch_options(
     }
 
 
-def default_tiles(num_rows: int) -> QuantTiles:
-    """More rows share a widened tile."""
+def default_tiles(num_rows: int, *, has_offsets: bool = False) -> QuantTiles:
+    """More rows share a widened tile; the sums that offsets need would make 64 rows spill."""
     if num_rows <= 16:
         return QuantTiles()
-    return QuantTiles(block_rows=32 if num_rows <= 32 else 64)
+    return QuantTiles(block_rows=32 if num_rows <= 32 or has_offsets else 64)
 
 
 def quant_matmul(
@@ -155,7 +159,7 @@ def quant_matmul(
         scales = jnp.repeat(scales, out_group, axis=1)[:, :outputs]
     addend = 1 if zeros is not None else 2 if offsets is not None else 0
     addends = scales if addend == 0 else zeros if offsets is None else offsets
-    tiles = tiles or default_tiles(rows.shape[0])
+    tiles = tiles or default_tiles(rows.shape[0], has_offsets=addend == 2)
     out = triton_call(
         rows,
         codes,

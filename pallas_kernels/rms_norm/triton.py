@@ -1,5 +1,11 @@
 """`rms_norm` in Triton, for GPUs before Hopper: one program a row, all of it in registers."""
 
+# A kernel's body is in Triton's language, not typed as Python is; the package is optional.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import triton
@@ -43,7 +49,7 @@ def rms_norm_kernel(
     tl.store(out_ptr + row * columns + column, normed.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def launch_options(columns: int, eps: float) -> dict[str, int | float]:
+def launch_options(columns: int, eps: float) -> dict[str, Any]:
     """The kernel's constants for such rows."""
     return {"columns": columns, "eps": eps, "block": triton.next_power_of_2(columns)}
 

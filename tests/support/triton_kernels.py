@@ -1,7 +1,7 @@
 """Triton kernels where no GPU is: compiled for one, and run in Triton's interpreter.
 
-`needs_triton` and `needs_interpreter` mark tests: they are skipped with a reason where triton, or
-torch for the interpreter's arrays, is missing.
+`needs_triton`, `needs_jax_triton` and `needs_interpreter` mark tests: they are skipped with a
+reason where triton, what launches its kernels, or torch for the interpreter's arrays is missing.
 """
 
 import importlib.util
@@ -25,6 +25,12 @@ def needs_triton(test: Callable[..., Any]) -> Callable[..., Any]:
     """Skips a test where triton is missing."""
     is_missing = importlib.util.find_spec("triton") is None
     return pytest.mark.skipif(is_missing, reason="triton is not installed")(test)
+
+
+def needs_jax_triton(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Skips a test where one of the packages that launch kernels is missing."""
+    is_missing = importlib.util.find_spec("jax_triton") is None
+    return needs_triton(pytest.mark.skipif(is_missing, reason="jax-triton is not installed")(test))
 
 
 def needs_interpreter(test: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +62,8 @@ def compile_triton(
     signature = {name: f"*{kind}" for name, kind in pointers.items()}
     signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    options = {"num_warps": num_warps, "num_stages": stages}
+    # Products merge with additions, as they do where jax-triton compiles.
+    options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": True}
     made = triton.compile(source, target=GPUTarget("cuda", *A100), options=options)
     assert made.asm["cubin"]
     registers, spills = _assembler_report(made.asm["ptx"])

@@ -1,4 +1,7 @@
-"""`quant_matmul` in Triton's interpreter against float64: run with TRITON_INTERPRET=1."""
+"""`quant_matmul` in Triton's interpreter against float64: run with TRITON_INTERPRET=1.
+
+In float32: the interpreter multiplies bfloat16 as if its bits were integers.
+"""
 
 from typing import Any
 
@@ -36,7 +39,8 @@ def check(case: Case) -> None:
     out = torch.empty((case.rows, case.outputs), dtype=torch.float32)
     options = launch_options(x.shape, packed.codes, case.group, ADDENDS[case.addend], tiles)
     grid = (-(-case.rows // tiles.block_rows), -(-case.outputs // tiles.block_out))
-    quant_matmul_kernel[grid](as_torch(x), codes, scales, addends, out, **options)
+    wide = as_torch(x.astype(np.float32))
+    quant_matmul_kernel[grid](wide, codes, scales, addends, out, **options)
     exact = x.astype(np.float64) @ packed.matrix.astype(np.float64).T
     error = np.linalg.norm(out.double().numpy() - exact)
     assert error <= KERNELS["float32"] * np.linalg.norm(exact), (case, error)

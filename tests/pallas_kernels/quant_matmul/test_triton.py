@@ -6,7 +6,13 @@ import pytest
 
 from pallas_kernels.dispatch import Platform
 from pallas_kernels.quant_matmul import resolve_implementation
-from tests.support.triton_kernels import compile_triton, interpret, needs_interpreter, needs_triton
+from tests.support.triton_kernels import (
+    compile_triton,
+    interpret,
+    needs_interpreter,
+    needs_jax_triton,
+    needs_triton,
+)
 
 AMPERE = Platform(kind="gpu", compute_capability=(8, 0))
 
@@ -35,7 +41,7 @@ def test_compiles_for_an_a100_without_spills(codes: str, addend: int) -> None:
     pointers = {"x_ptr": "bf16", "codes_ptr": pointed, "scales_ptr": "bf16"}
     pointers |= {"addends_ptr": "i8" if addend == 1 else "bf16", "out_ptr": "fp32"}
     for rows in (1, 64):
-        tiles = default_tiles(rows)
+        tiles = default_tiles(rows, has_offsets=addend == 2)
         packed = jax.ShapeDtypeStruct(shape, dtype)
         constants = launch_options((rows, 4096), packed, 128, addend, tiles)
         found = compile_triton(
@@ -51,7 +57,7 @@ def call(**changes: Any) -> tuple[dict[str, Any], dict[str, Any], int]:
     return shapes, {name: given[name] for name in ("x", "codes")}, given["group"]
 
 
-@needs_triton
+@needs_jax_triton
 @pytest.mark.parametrize(
     ("changes", "platform", "reason"),
     [
@@ -70,7 +76,6 @@ def call(**changes: Any) -> tuple[dict[str, Any], dict[str, Any], int]:
     ],
 )
 def test_why_not(changes: dict[str, Any], platform: Platform, reason: str | None) -> None:
-    pytest.importorskip("jax_triton")
     shapes, dtypes, group = call(**changes)
     chosen = resolve_implementation("auto", shapes, dtypes, group=group, platform=platform)
     assert chosen == ("reference" if reason else "triton")

@@ -4,7 +4,13 @@ import pytest
 
 from pallas_kernels.dispatch import Platform
 from pallas_kernels.rms_norm import resolve_implementation
-from tests.support.triton_kernels import compile_triton, interpret, needs_interpreter, needs_triton
+from tests.support.triton_kernels import (
+    compile_triton,
+    interpret,
+    needs_interpreter,
+    needs_jax_triton,
+    needs_triton,
+)
 
 AMPERE = Platform(kind="gpu", compute_capability=(8, 0))
 
@@ -25,13 +31,12 @@ def test_compiles_for_an_a100_without_spills() -> None:
     assert found.registers <= 255 and not found.spill_bytes
 
 
-@needs_triton
+@needs_jax_triton
 @pytest.mark.parametrize(
     ("columns", "dtype", "reason"),
     [(16385, "bfloat16", "up to 16384"), (64, "float16", "x is float16")],
 )
 def test_why_not(columns: int, dtype: str, reason: str) -> None:
-    pytest.importorskip("jax_triton")
     assert resolve_implementation("triton", AMPERE, (4096,), "bfloat16") == "triton"
     with pytest.raises(ValueError, match=f"rms_norm cannot use 'triton'.*{reason}"):
         resolve_implementation("triton", AMPERE, (columns,), dtype)
