@@ -27,11 +27,16 @@ def test_interpreted_equals_float64() -> None:
 @pytest.mark.parametrize(
     ("rows", "head_dim", "options"),
     [
-        (4, 128, {"window": 0, "softcap": 0.0}),
         (512, 128, {"window": 0, "softcap": 0.0}),
-        (4, 256, {"window": 1024, "softcap": 50.0}),
-        (512, 256, {"window": 1024, "softcap": 50.0}),
-        (64, 64, {"window": 0, "softcap": 0.0}),
+        *(
+            pytest.param(*call, marks=pytest.mark.slow)
+            for call in [
+                (4, 128, {"window": 0, "softcap": 0.0}),
+                (4, 256, {"window": 1024, "softcap": 50.0}),
+                (512, 256, {"window": 1024, "softcap": 50.0}),
+                (64, 64, {"window": 0, "softcap": 0.0}),
+            ]
+        ),
     ],
 )
 def test_compiles_for_an_a100_without_spills(
