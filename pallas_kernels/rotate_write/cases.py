@@ -46,5 +46,14 @@ CASES = (
         has_norms=True,
         is_small=False,
     ),
+    Case(
+        name="gemma3 12b decode",
+        num_tokens=64,
+        num_heads=16,
+        head_dim=256,
+        parts=3,
+        has_norms=True,
+        is_small=False,
+    ),
     Case(name="8b prefill", num_tokens=512, num_heads=32, head_dim=128, is_small=False),
 )

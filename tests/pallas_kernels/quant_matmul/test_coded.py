@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.config.targets import gpu_target
 from jaxinfer.jobs.hlo_text import parse_program
 from pallas_kernels.dispatch import HOPPER, Platform
 from pallas_kernels.quant_matmul import coded_matmul_parts, mosaic, resolve_coded, xla
@@ -16,6 +17,8 @@ from tests.support.aot import compile_kernels, needs_aot, on_target, table
 from tests.support.tolerances import KERNELS
 
 AMPERE = Platform(kind="gpu", compute_capability=(8, 0))
+# Every tile of rows, each with one scale an output and with groups.
+SIZES = [(rows, group) for rows in (16, 32, 64, 128) for group in (1 << 20, 128)]
 
 
 def make_rows(kind: str, rows: int, columns: int, group: int) -> tuple[Any, Any, np.ndarray]:
@@ -90,17 +93,30 @@ def shapes_of(kind: str, rows: int, group: int = 1 << 20) -> list[jax.ShapeDtype
 
 
 @needs_aot
-@pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_the_kernel_compiles_without_spills(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("target", "sizes"),
+    [
+        ("h200", [(64, 128)]),
+        pytest.param("h200", SIZES, marks=pytest.mark.slow),
+        pytest.param("h100", SIZES, marks=pytest.mark.slow),
+    ],
+)
+def test_the_kernel_compiles_without_spills(
+    target: str, sizes: list[tuple[int, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = {}
-    for size, group in ((16, 1 << 20), (64, 1 << 20), (64, 128)):
-        run = functools.partial(coded_matmul_parts, group=group, implementation="mosaic")
-        lowered = jax.jit(run).lower(*on_target("h200", shapes_of(kind, size, group)))
-        _, reports = compile_kernels(lowered)
-        rows[f"h200 {kind} by {kind}, {size} rows, groups of {min(group, 4096)}"] = reports[0]
+    for kind in ("int8", "fp8"):
+        for size, group in sizes:
+            run = functools.partial(coded_matmul_parts, group=group, implementation="mosaic")
+            lowered = jax.jit(run).lower(*on_target(target, shapes_of(kind, size, group)))
+            _, reports = compile_kernels(lowered)
+            label = f"{target} {kind} by {kind}, {size} rows, groups of {min(group, 4096)}"
+            rows[label] = reports[0]
     with capsys.disabled():
         print(f"\n{table(rows)}")
+    most = gpu_target(target).shared_memory_bytes
     assert not {label: one for label, one in rows.items() if one.spill_bytes}
+    assert not {label: one for label, one in rows.items() if one.shared_bytes > most}
 
 
 @needs_aot
