@@ -98,7 +98,7 @@ class Admission:
             return False
         request.prefill_end = request.num_tokens
         cached = prefix.num_tokens if prefix else 0
-        request.num_computed = request.num_scheduled = cached
+        request.prefill_start = request.num_computed = request.num_scheduled = cached
         request.num_registered = cached // self.pages.geometry.page_tokens
         if not request.num_preemptions:
             request.num_cached_tokens = cached
@@ -137,6 +137,8 @@ class Admission:
             return False
         if leader.num_scheduled <= position:
             return False  # it was preempted and computes its prompt again
+        if leader.num_scheduled == leader.prefill_start:
+            return False  # the step to come may compute what it found; a copy is made before it
         held = self.pages.held(leader.slot)
         size, whole = self.pages.geometry.page_tokens, position // self.pages.geometry.page_tokens
         windows = self.pages.geometry.group_windows

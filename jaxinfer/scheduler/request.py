@@ -67,6 +67,7 @@ class Request:
     num_scheduled: int = 0
     num_drawing: int = 0
     num_in_flight: int = 0  # rows in launched steps that were not read
+    prefill_start: int = 0  # tokens that were cached on admission, or that the same step computes
     prefill_end: int = 0  # tokens that prefill brings into pages; set on admission
     swapped: tuple[SharedPages, ...] | None = None  # where its pages were, while the host has them
     num_registered: int = 0  # leading pages whose content the prefix cache knows

@@ -73,6 +73,10 @@ def random_trace(seed: int) -> Trace:
     for place, one in enumerate(arrivals):
         if place and random.random() < 0.15:
             arrivals[place] = replace(one, follows=random.randrange(place))
+        elif place and random.random() < 0.3:  # asked once more: one computes what the other finds
+            other = random.choice(arrivals[:place])
+            most = min(one.max_new, max(1, other.max_new))
+            arrivals[place] = replace(one, prompt=other.prompt, max_new=most)
     return Trace(
         geometry=made,
         ask=_ask(random, is_pressed),

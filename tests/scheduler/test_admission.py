@@ -264,6 +264,25 @@ def test_a_sibling_without_its_leader_starts_by_itself(why: str) -> None:
     assert sibling.num_scheduled == 0 and sibling.prefill_end == 10 and not kinds(admission)
 
 
+def test_a_sibling_copies_no_page_that_the_same_step_computes() -> None:
+    """The leader came back to a prefix that another request computes in the step to come."""
+    admission = admission_of({"admission": "optimistic"})
+    leader, sibling = led(admission, 10, max_new_tokens=8)
+    for token in (5, 6, 7):
+        leader.accept_token(token)
+    admission.preempt(leader, 0)
+    leader.slot = None
+    other = traced(5, leader.known_ids(0, 13))
+    assert enter(admission, other, 1)
+    compute(admission, other, 12)
+    assert enter(admission, leader, 2) and leader.num_scheduled == 12
+    assert enter(admission, sibling, 3)
+    assert CopyPlan not in kinds(admission) and sibling.num_scheduled == 8
+    leave(admission, sibling)
+    compute(admission, leader, 13)
+    assert enter(admission, sibling, 3) and CopyPlan in kinds(admission)
+
+
 def test_a_sibling_that_does_not_fit_beside_its_leader_changes_nothing() -> None:
     admission = admission_of({"enable_prefix_caching": False}, num_pages=(5,))
     _, sibling = led(admission, 10, max_new_tokens=4)
