@@ -53,8 +53,8 @@ ASKED = random_requests(3, 24)
 class Shape(NamedTuple):
     """What decides an engine's programs.
 
-    page: tokens of one. few: the pool has a third of the pages that the slots could use. drafts:
-    tokens are drafted and verified in every decode step.
+    page: tokens of one. few: the pool has a third of the pages that the slots could use, a sixth
+    of those of 32 slots. drafts: tokens are drafted and verified in every decode step.
     """
 
     slots: int
@@ -76,7 +76,8 @@ class Shape(NamedTuple):
             return None
         tokens = [len(one.prompt) + (one.params.max_tokens or 0) for one in ASKED]
         needs = sorted(-(-count // self.page) for count in tokens)
-        return max(needs[-1], sum(needs[-self.slots :]) // 3)
+        # Of 32 slots not all are full at once: a third of their pages would be enough.
+        return max(needs[-1], sum(needs[-self.slots :]) // (3 if self.slots <= 8 else 6))
 
 
 class Loop(NamedTuple):
