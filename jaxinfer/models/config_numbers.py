@@ -33,7 +33,7 @@ def real_number(raw: Mapping[str, Any], key: str, default: float | None = None) 
         CheckpointError: it is no such number, or is absent and has no default.
     """
     value = default if raw.get(key) is None else raw[key]
-    if type(value) not in (int, float) or not 0 < value < math.inf:
+    if value is None or type(value) not in (int, float) or not 0 < value < math.inf:
         raise CheckpointError(f"{key}={value!r} must be a positive number; mend the config")
     return float(value)
 
