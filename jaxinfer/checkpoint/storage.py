@@ -159,6 +159,12 @@ def _storage(
     )
 
 
+def is_rounded(source: Source) -> bool:
+    """True for what `quantization=` rounds as it is read; all experts of a stack are kept alike."""
+    one = source.experts[0] if isinstance(source, StackedMatrices) else source
+    return isinstance(one, RoundedMatrix)
+
+
 def _rounded(leaf: Leaf, source: Source, quantization: Quantization, num_layers: int) -> Source:
     if leaf.role != "matrix":
         return source

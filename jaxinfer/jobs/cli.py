@@ -110,14 +110,16 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Complete prompts. Exits with 2 where single requests ended with an error."""
-    from jaxinfer.jobs.generate import gather_prompts, print_outputs
+    from jaxinfer.jobs.generate import gather_prompts, print_drafts, print_outputs
 
     prompts = gather_prompts(prompt or [], prompt_file)
     params = make_sampling_params(sampling)
     few = {"max_num_seqs": FEW_SLOTS} if len(prompts) <= FEW_SLOTS else {}
     with session.open_llm(model, **{**few, **engine}) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=len(prompts) > 1 and not as_json)
-    if print_outputs(outputs, as_json=as_json, console=Console(highlight=False)):
+    num_errors = print_outputs(outputs, as_json=as_json, console=Console(highlight=False))
+    print_drafts(outputs, Console(stderr=True, highlight=False))
+    if num_errors:
         raise typer.Exit(ROW_ERRORS_EXIT)
 
 
