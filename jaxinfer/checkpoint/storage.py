@@ -67,7 +67,7 @@ def decide_storage(
         ConfigError: rounding a checkpoint that somebody has quantized with care, or rounding inputs
             of layers that are not packed, or of a checkpoint that says nothing of them.
     """
-    if quantization is not None and checkpoint.kind == "hf" and checkpoint.quant_format:
+    if quantization is not None and checkpoint.kind != "gguf" and checkpoint.quant_format:
         raise ConfigError(
             f"quantization={quantization.method!r} rounds float models, {checkpoint.path} is "
             f"quantized already ({checkpoint.quantization}); leave quantization out"

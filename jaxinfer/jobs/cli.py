@@ -230,6 +230,19 @@ def quantize(
 
 
 @app.command()
+def convert(
+    model: Model,
+    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint of any kind as a native one: what would run, and nothing is rounded."""
+    from jaxinfer.jobs.quantize_command import convert_and_report
+
+    convert_and_report(model, out, overwrite=overwrite, as_json=as_json)
+
+
+@app.command()
 @with_options(engine=ENGINE_OPTIONS)
 def plan(
     model: Annotated[str, typer.Argument(help="config.json, its folder, .gguf file or demo name.")],

@@ -16,7 +16,7 @@ Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 GroupSize = int | Literal["auto"]
 
 METHODS = ("rtn", "gptq", "awq", "smoothquant")
-FORMATS = ("compressed-tensors",)
+FORMATS = ("compressed-tensors", "native")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 BITS = (4, 8)
 # What a method alone understands, and what it means where nothing is said.
