@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxinfer.engine.draft_model import DraftModel
 
 Section = dict[str, Any]
+FORMAT_NAMES = {"hf": "Hugging Face folder", "gguf": "GGUF", "native": "native"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ def describe_model(model: str, **engine_options: Any) -> ModelInfo:
 def describe_checkpoint(checkpoint: "Checkpoint") -> Section:
     return {
         "path": str(checkpoint.path),
-        "format": {"hf": "Hugging Face folder", "gguf": "GGUF"}[checkpoint.kind],
+        "format": FORMAT_NAMES[checkpoint.kind],
         "files": len(checkpoint.tensors.files),
         "file_bytes": checkpoint.file_bytes,
         "tensors": len(checkpoint.tensors.infos),

@@ -21,7 +21,7 @@ from jaxinfer.config.geometry import (
 from jaxinfer.config.memory_needs import loop_state_bytes
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.rope_config import RopeConfig
-from jaxinfer.config.speculative_config import SpeculativeConfig
+from jaxinfer.config.speculative_config import DEFAULT_RUNNING, SpeculativeConfig
 from jaxinfer.errors import CapacityError, ConfigError
 from tests.support.records import model_config
 
@@ -240,6 +240,20 @@ def test_one_byte_less_is_too_little_and_says_so() -> None:
 def test_nothing_is_drafted_where_one_token_is_all() -> None:
     made = plan(max_model_len=1, speculative_config=SpeculativeConfig())
     assert (made.draft_tokens, made.verify_widths) == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("slots", "table", "widths"),
+    [(64, None, (DEFAULT_RUNNING,)), (64, ((8, 4), (24, 2)), (24,)), (2, None, (2,))],
+)
+def test_a_gpu_verifies_no_more_rows_than_may_draft(
+    slots: int, table: Any, widths: tuple[int, ...]
+) -> None:
+    """All slots with all their drafts would take longer to multiply than the weights to read."""
+    made = plan(
+        GPU, max_num_seqs=slots, speculative_config=SpeculativeConfig(tokens_by_running=table)
+    )
+    assert made.verify_widths == widths
 
 
 @pytest.mark.parametrize("free", [0, 1000, weights(), held(32)])

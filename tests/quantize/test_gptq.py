@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from jaxinfer.errors import ConfigError
 from jaxinfer.quantize.gptq import inverse_factor, round_with_feedback
 from jaxinfer.quantize.grid import CodedMatrix, Scheme, make_grid, round_to_grid, search_grid
 
@@ -72,3 +73,15 @@ def test_inputs_that_are_always_zero_cost_nothing() -> None:
     assert not made.codes[:, [3, 40]].any()
     nothing = round_with_feedback(weights, 0 * gram, SCHEME, damping=0.01, act_order=True)
     assert not nothing.codes.any()
+
+
+def test_inputs_that_depend_on_each_other_get_more_damping() -> None:
+    """Fewer tokens than columns, of very different size: next to nothing is too little."""
+    random = np.random.default_rng(0)
+    inputs = random.standard_normal((8, 64)) * np.logspace(0, 4, 64)
+    weights = random.standard_normal((8, 64), np.float32)
+    scheme, gram = SCHEME, inputs.T @ inputs
+    made = round_with_feedback(weights, gram, scheme, damping=1e-9, act_order=True)
+    assert np.isfinite(made.grid.scales).all()
+    with pytest.raises(ConfigError, match="damping=1e-30"):
+        round_with_feedback(weights, gram, scheme, damping=1e-30, act_order=True)
