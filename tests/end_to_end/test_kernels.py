@@ -1,12 +1,15 @@
 """A whole engine on named kernels: simulated on the CPU, and refused where one cannot serve."""
 
+import logging
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from jaxinfer import LLM, SamplingParams
+from jaxinfer.engine import build
 from jaxinfer.errors import ConfigError
 from tests.support.tiny_models import TINY_CONFIG, random_weights, write_hf_folder
 
@@ -82,6 +85,14 @@ def test_a_draft_model_that_a_named_kernel_cannot_serve_is_refused_too(
     drafting = {"method": "draft_model", "model": str(narrow)}
     with pytest.raises(ConfigError, match="kernels='simulated'.*heads have 16 values"):
         LLM(wide, **OPTIONS, kernels="simulated", speculative_config=drafting)
+
+
+def test_what_runs_without_a_kernel_is_logged(wide: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = OPTIONS | {"kv_cache_dtype": "int8", "block_size": 64, "kernels": "simulated"}
+    stop = mock.patch.object(build, "compile_programs", side_effect=KeyboardInterrupt)
+    with stop, caplog.at_level(logging.INFO, "jaxinfer"), pytest.raises(KeyboardInterrupt):
+        LLM(wide, **options)
+    assert "no kernel for rotation and write of keys: pages hold int8" in caplog.text
 
 
 def test_an_engine_of_one_token_drafts_nothing(wide: Path) -> None:
