@@ -10,8 +10,10 @@ from pallas_kernels import grouped_matmul, paged_attention, quant_matmul, rms_no
 from pallas_kernels.dispatch import ASKED, HOPPER
 
 PAGES = {name: (9, 2, 16, 64) for name in ("k_pages", "v_pages")}
-BF16 = dict.fromkeys(("x", "q", "k_pages", "v_pages", "matrix", "matrices"), "bfloat16")
-CODED = dict.fromkeys(("x", "codes"), "int8")
+BF16: dict[str, str] = dict.fromkeys(
+    ("x", "q", "k_pages", "v_pages", "matrix", "matrices"), "bfloat16"
+)
+CODED: dict[str, str] = dict.fromkeys(("x", "codes"), "int8")
 SHAPES = {"x": (1, 256), "codes": (128, 256), "matrix": (128, 256)}
 
 # Those that a whole model is asked for, and fall back where there is no such kernel.
@@ -62,7 +64,9 @@ def test_an_unknown_name_is_refused_at_a_call_too() -> None:
         "coded_matmul_parts": lambda given: quant_matmul.coded_matmul_parts(
             x, jnp.ones((1, 1)), codes, scales, group=64, **given
         ),
-        "rotate_write": lambda given: rotate_write.rotate_write(*[x] * 7, num_heads=1, **given),
+        "rotate_write": lambda given: rotate_write.rotate_write(
+            x, x, x, x, x, x, x, num_heads=1, **given
+        ),
     }
     for op, call in calls.items():
         with pytest.raises(ValueError, match=f"{op} has no implementation 'mosiac'"):
