@@ -16,8 +16,8 @@ from tests.support.tiny_models import TINY_CONFIG, random_weights, write_hf_fold
 WIDE = TINY_CONFIG | {
     "hidden_size": 128,
     "head_dim": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "intermediate_size": 128,
     "num_hidden_layers": 1,
 }
