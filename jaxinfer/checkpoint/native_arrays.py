@@ -29,6 +29,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     Raises:
         CapacityError: the disk is full. CheckpointError: it cannot be written.
     """
+    path = path.absolute()  # tensorstore takes no other
     if path.exists():
         shutil.rmtree(path)
     try:
@@ -54,6 +55,7 @@ def check_arrays(path: Path, expected: Mapping[str, Spec]) -> None:
         CheckpointError: arrays are missing, left over, or of another shape or dtype; or the part is
             damaged.
     """
+    path = path.absolute()  # tensorstore takes no other
     _check_names(path, expected)
     with _damage_named(path), _checkpointer() as checkpointer:
         tree: Mapping[str, Any] = checkpointer.metadata(path).item_metadata.tree
@@ -80,6 +82,7 @@ def read_arrays(path: Path, expected: Mapping[str, Spec]) -> dict[str, np.ndarra
     """
     import orbax.checkpoint as ocp
 
+    path = path.absolute()  # tensorstore takes no other
     kinds = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in expected}
     with _damage_named(path), _checkpointer() as checkpointer:
         arrays = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=kinds))

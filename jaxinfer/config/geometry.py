@@ -217,9 +217,9 @@ def _sizes(ask: EngineConfig, device: Device) -> tuple[int, int, tuple[int, ...]
 def _max_model_len(ask: EngineConfig, model: ModelConfig) -> int:
     if ask.max_model_len is None:
         return min(model.default_context, 8192)
-    if ask.max_model_len > model.max_position:
+    if ask.max_model_len > model.longest_context:
         raise ConfigError(
-            f"max_model_len={ask.max_model_len} is more than the model's {model.max_position} "
+            f"max_model_len={ask.max_model_len} is more than the model's {model.longest_context} "
             "positions; choose a smaller one"
         )
     return ask.max_model_len

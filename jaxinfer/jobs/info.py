@@ -94,7 +94,7 @@ def describe_config(config: ModelConfig) -> Section:
     windows = sorted(set(config.windows) - {0})
     return {
         "architecture": config.architecture,
-        "context_tokens": config.max_position,
+        "context_tokens": config.longest_context,
         "layers": config.num_layers,
         "width": config.hidden_size,
         "query_heads": config.num_heads,

@@ -78,7 +78,7 @@ def write_files(
         folder / GENERATION_FILE, {key: x for key, x in generation.items() if x not in (None, [])}
     )
     if tokenizer is not None:
-        max_tokens = checkpoint.config.max_position
+        max_tokens = checkpoint.config.longest_context
         for name, text in tokenizer_files(tokenizer, max_tokens=max_tokens).items():
             write_file(folder / name, text.encode())
 

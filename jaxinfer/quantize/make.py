@@ -133,10 +133,10 @@ def _calibration_tokens(
             f"method={recipe.method!r} needs calibration, a text file of the kind that the model "
             "is used with; give one, or take method='rtn'"
         )
-    if recipe.sequence_length > checkpoint.config.max_position:
+    if recipe.sequence_length > checkpoint.config.longest_context:
         raise ConfigError(
             f"sequence_length={recipe.sequence_length} is over the "
-            f"{checkpoint.config.max_position} positions of the model; lower it"
+            f"{checkpoint.config.longest_context} positions of the model; lower it"
         )
     tokenizer = tokenizer_of(checkpoint)
     if tokenizer is None:

@@ -1,7 +1,7 @@
 """HOST. How a checkpoint is to be quantized: one frozen record, checked when it is made.
 
 Knows options and their rules, no model; what a rule says of widths and names is checked by
-`scheme` as soon as the model is known.
+`matrix_plan` as soon as the model is known.
 """
 
 import difflib

@@ -20,6 +20,7 @@ from jaxinfer.config.geometry import (
 )
 from jaxinfer.config.memory_needs import loop_state_bytes
 from jaxinfer.config.model_config import ModelConfig
+from jaxinfer.config.rope_config import RopeConfig
 from jaxinfer.config.speculative_config import DEFAULT_RUNNING, SpeculativeConfig
 from jaxinfer.errors import CapacityError, ConfigError
 from tests.support.records import model_config
@@ -112,6 +113,16 @@ def test_max_model_len_is_bounded_by_the_model() -> None:
     with pytest.raises(ConfigError, match="max_model_len=257 is more than the model's 256"):
         plan(max_model_len=257)
     assert plan(model=model_config(max_position=1 << 20)).max_model_len == 8192
+
+
+def test_a_scaled_rope_may_be_asked_for_its_whole_reach() -> None:
+    """What nobody asks for stays what the model was trained for."""
+    rope = RopeConfig(scaling="yarn", factor=4.0, original_max_position=256)
+    model = model_config(ropes=(rope,))
+    assert plan(model=model).max_model_len == 256
+    assert plan(model=model, max_model_len=1024).max_model_len == 1024
+    with pytest.raises(ConfigError, match="max_model_len=1025 is more than the model's 1024"):
+        plan(model=model, max_model_len=1025)
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,13 @@ def _header_bytes(model: Path) -> int:
         return 8 + int.from_bytes(file.read(8), "little")
 
 
+def test_places_are_relative_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_tiny(tmp_path / "tiny")
+    monkeypatch.chdir(tmp_path)
+    convert_model("tiny", "native", show_progress=False)
+    assert_same(model, Path("native"))
+
+
 def test_a_float_native_model_can_be_rounded(tmp_path: Path) -> None:
     """At load, and by a maker, to the bytes that its source gives."""
     model = write_tiny_gguf(tmp_path / "m.gguf", base=TINY_GEMMA3_CONFIG)
