@@ -42,16 +42,32 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, **options: Any) -> tuple[list[int], np.ndarray]:
     with LLM(folder, **OPTIONS, **options) as llm:
+        assert llm.geometry.write_kernel == options["kernels"]
         params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
         (output,) = llm.generate([{"prompt_token_ids": PROMPT}], params)
         return output.outputs[0].token_ids, np.asarray(llm.logits(PROMPT, decode_from=6))
 
 
+@pytest.fixture
+def model(wide: Path, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """WIDE, or a model like it of a family that norms the heads of queries and keys."""
+    if request.param == "llama":
+        return wide
+    sizes = WIDE | {"head_dim": 128}  # the least that the norm's kernel takes
+    config = sizes | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+    weights, random = random_weights(sizes, std=0.05), np.random.default_rng(4)
+    for name in ("q_norm", "k_norm"):
+        scale = 1 + 0.1 * random.normal(size=128)
+        weights[f"model.layers.0.self_attn.{name}.weight"] = scale.astype(np.float32)
+    return write_hf_folder(tmp_path, config, weights)
+
+
 @pytest.mark.slow
-def test_simulated_kernels_give_what_the_reference_gives(wide: Path) -> None:
+@pytest.mark.parametrize("model", ["llama", "qwen3"], indirect=True)
+def test_simulated_kernels_give_what_the_reference_gives(model: Path) -> None:
     """Prefill in chunks, decode and packed weights through the kernels, in bfloat16."""
-    plain, expected = run(wide, kernels="reference")
-    tokens, logits = run(wide, kernels="simulated")
+    plain, expected = run(model, kernels="reference")
+    tokens, logits = run(model, kernels="simulated")
     difference = np.linalg.norm(logits - expected) / np.linalg.norm(expected)
     assert 0 < difference < 0.02  # bfloat16 activations against float32 ones
     assert tokens == plain
