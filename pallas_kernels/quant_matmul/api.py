@@ -202,7 +202,7 @@ def plain_matmul_parts(
     rows = x.size // x.shape[-1]
     name: str = implementation
     if name == "auto":
-        dtypes = dict.fromkeys(("x", "matrix"), matrix.dtype)
+        dtypes = {"x": matrix.dtype, "matrix": matrix.dtype}
         name = resolve_plain(name, _shapes(x=x, matrix=matrix), dtypes)
     name = dispatch.resolve("plain_matmul_parts", PLAIN_IN_PARTS, name)
     name = name if rows <= MAX_PLAIN_ROWS else "reference"
@@ -223,7 +223,7 @@ def coded_matmul_parts(
 
     "mosaic" is for few rows; more than `MAX_PLAIN_ROWS` are XLA's where it serves the matrix, too.
     """
-    options = {"group": group, "out_group": out_group}
+    options: dict[str, Any] = {"group": group, "out_group": out_group}
     name: str = implementation
     if name == "auto":
         dtypes = {"x": x.dtype, "codes": codes.dtype}

@@ -59,13 +59,13 @@ def fallbacks(model: ModelConfig, params: Any = None, **options: Any) -> dict[st
     return kernel_fallbacks(planned, params, ask, (model, draft), platform)
 
 
-FITS = {"hidden_size": 256, "head_dim": 64, "num_heads": 4, "num_kv_heads": 2}
+FITS: dict[str, Any] = {"hidden_size": 256, "head_dim": 64, "num_heads": 4, "num_kv_heads": 2}
 
 
 def test_what_does_without_a_kernel_is_said_of_the_draft_model_too() -> None:
     model = model_config(**FITS)
     assert fallbacks(model) == {}
-    found = fallbacks(model, draft=model_config(**FITS | {"head_dim": 80}))
+    found = fallbacks(model, draft=model_config(**{**FITS, "head_dim": 80}))
     assert "heads have 80 values" in found["attention"]
     assert "heads have 80 values" in found["rotation and write of keys"]
 
@@ -73,7 +73,7 @@ def test_what_does_without_a_kernel_is_said_of_the_draft_model_too() -> None:
 @pytest.mark.parametrize("kernels", ["auto", "mosaic", "simulated"])
 def test_what_falls_back_though_it_is_asked_for_is_said(kernels: str) -> None:
     """Writes and products that XLA does as well."""
-    one_head = model_config(**FITS | {"num_kv_heads": 1, "num_heads": 7})
+    one_head = model_config(**{**FITS, "num_kv_heads": 1, "num_heads": 7})
     found = fallbacks(one_head, kernels=kernels)
     assert list(found) == ["rotation and write of keys"]
     found = fallbacks(model_config(**FITS), kernels=kernels, kv_cache_dtype="int8")
@@ -150,7 +150,7 @@ def test_norms_are_chosen_by_the_rows_that_are_normed() -> None:
 
 
 def written_by(ask: EngineConfig, platform: Platform = HOPPER, **changes: Any) -> str:
-    sizes = {"hidden_size": 256, "head_dim": 64, "num_heads": 4, "num_kv_heads": 2}
+    sizes: dict[str, Any] = {"hidden_size": 256, "head_dim": 64, "num_heads": 4, "num_kv_heads": 2}
     device = GPU if platform.kind == "gpu" else CPU
     model = model_config(**(sizes | changes))
     return decide_geometry(ask, model, device, platform=platform).write_kernel

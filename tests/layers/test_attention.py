@@ -109,7 +109,7 @@ def test_equals_dense_and_prefill_equals_decode(window: int, qk_norm: bool) -> N
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_keys_rotated_and_written_by_a_kernel(qk_norm: bool) -> None:
     """Two kv heads, rows of several tokens and one of none; the same pages and outputs."""
-    sizes = {"head_dim": 64, "num_heads": 4, "num_kv_heads": 2}
+    sizes: dict[str, Any] = {"head_dim": 64, "num_heads": 4, "num_kv_heads": 2}
     config = model_config(**sizes, qk_norm=qk_norm)
     apart = random_weights(config)
     stacked = {name: one for name, one in apart.items() if name not in ("q", "k", "v")}
