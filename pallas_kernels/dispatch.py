@@ -33,6 +33,9 @@ class Platform:
 OF_HOPPER = ("auto", "mosaic", "simulated")
 HOPPER = Platform(kind="gpu", compute_capability=(9, 0))
 
+# What a whole model is asked to run on. An op that XLA does as well need not have all of them.
+ASKED = ("auto", "reference", "mosaic", "triton", "simulated")
+
 WhyNot = Callable[[Shapes, Dtypes, Platform], str | None]
 
 
@@ -66,11 +69,22 @@ def resolve(
     """
     if wanted == "auto":
         return next((name for name, reason in (why_not or {}).items() if not reason()), "reference")
-    if wanted not in implementations:
+    refuse_unknown(op, implementations, wanted)
+    return wanted
+
+
+def refuse_unknown(
+    op: str, implementations: Implementations, wanted: str, others: tuple[str, ...] = ()
+) -> None:
+    """Raises for a name that is neither an implementation of the op nor one of `others`.
+
+    Raises:
+        ValueError: with the names that there are.
+    """
+    if wanted not in (*implementations, *others):
         raise ValueError(
             f"{op} has no implementation {wanted!r}; it has: auto, {', '.join(implementations)}"
         )
-    return wanted
 
 
 def pick(

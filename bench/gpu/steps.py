@@ -44,7 +44,7 @@ class Shape:
 
 LLAMA_8B = Shape(name="8b", layers=32, width=4096, heads=32, kv_heads=8, head_dim=128, mlp=14336,
                  vocab=128256, context=1024, rows=(1, 8, 64))  # fmt: skip
-TINY = Shape(name="tiny", layers=2, width=128, heads=2, kv_heads=1, head_dim=64, mlp=128,
+TINY = Shape(name="tiny", layers=2, width=128, heads=4, kv_heads=2, head_dim=64, mlp=128,
              vocab=320, context=40, rows=(2,))  # fmt: skip
 
 

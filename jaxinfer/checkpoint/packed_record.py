@@ -53,9 +53,17 @@ def _grouped(form: PackedForm, arrays: Mapping[str, Any]) -> GroupedWeight:
     return QuantWeight(codes=codes, scales=scales, bits=bits, group=group)
 
 
+def matrix_without_inputs(form: PackedForm) -> GroupedWeight:
+    """What is multiplied with, as shapes: without an order of columns or a rounding of inputs."""
+    return _grouped(form, _shapes(form))
+
+
 def abstract_record(form: PackedForm, *, round_inputs: bool = False) -> PackedMatrix:
     """The record with shapes in place of arrays."""
-    shapes = {
+    return packed_record(form, _shapes(form), round_inputs=round_inputs)
+
+
+def _shapes(form: PackedForm) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
         name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in form.arrays().items()
     }
-    return packed_record(form, shapes, round_inputs=round_inputs)

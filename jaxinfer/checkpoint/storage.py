@@ -13,16 +13,28 @@ import numpy as np
 
 from jaxinfer.checkpoint.checkpoint import Checkpoint, find_sources
 from jaxinfer.checkpoint.expert_stack import StackedMatrices
+from jaxinfer.checkpoint.leaf_match import num_elements
 from jaxinfer.checkpoint.leaf_source import FloatMatrix, LeafSource, PackedForm
 from jaxinfer.checkpoint.load import packed_forms
+from jaxinfer.checkpoint.packed_record import matrix_without_inputs
 from jaxinfer.checkpoint.round_to_nearest import RoundedMatrix
 from jaxinfer.config.geometry import PackedShare
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.config.quantization import Quantization, choose_weight_form
 from jaxinfer.errors import ConfigError
+from jaxinfer.layers.matmul_kernels import why_not_packed
 from jaxinfer.models.spec import Architecture, Leaf
+from pallas_kernels.dispatch import Platform
 
 Source = LeafSource | StackedMatrices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FloatRoom:
+    """What bfloat16 weights may take where they will run: bytes on that platform."""
+
+    platform: Platform
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +66,7 @@ def decide_storage(
     quantization: Quantization | None,
     platform: str,
     activations: str = "float",
+    float_room: FloatRoom | None = None,
 ) -> Storage:
     """How an engine on `platform` keeps the checkpoint's parameters.
 
@@ -61,6 +74,8 @@ def decide_storage(
         weights: "auto", "packed" or "dequantized".
         activations: "float", or "checkpoint" to round inputs where the checkpoint says how.
         quantization: rounds matrices at load, those of GGUF blocks too.
+        float_room: there "auto" decodes FP8 matrices for which there is no kernel, where floats fit
+            into it; None keeps them packed.
 
     Raises:
         CheckpointError, UnsupportedError: as `find_sources`.
@@ -79,6 +94,7 @@ def decide_storage(
         platform=platform,
         activations=activations,
         num_layers=checkpoint.config.num_layers,
+        float_room=float_room,
     )
     if activations == "checkpoint" and not any(kept.inputs for kept in storage.packed.values()):
         raise ConfigError(
@@ -96,11 +112,12 @@ def storage_without_weights(
     weights: str,
     quantization: Quantization | None,
     platform: str,
+    float_room: FloatRoom | None = None,
 ) -> Storage:
     """How an engine would keep a float checkpoint of that config; its sources cannot be read.
 
     Args:
-        weights, quantization, platform: as for `decide_storage`.
+        weights, quantization, platform, float_room: as for `decide_storage`.
     """
     leaves = jax.tree.leaves(architecture.leaves(config))
     return _storage(
@@ -110,6 +127,7 @@ def storage_without_weights(
         platform=platform,
         activations="float",
         num_layers=config.num_layers,
+        float_room=float_room,
     )
 
 
@@ -140,6 +158,7 @@ def _storage(
     platform: str,
     activations: str,
     num_layers: int,
+    float_room: FloatRoom | None,
 ) -> Storage:
     if quantization is not None:
         sources = {
@@ -147,7 +166,8 @@ def _storage(
             for leaf, source in sources.items()
         }
     forms = packed_forms(sources)
-    form, reason = choose_weight_form(weights, platform, len(forms))
+    why_decoded = _why_decoded(sources, forms, float_room) if weights == "auto" else None
+    form, reason = choose_weight_form(weights, platform, len(forms), why_decoded)
     if weights == "auto" and activations == "checkpoint" and forms:
         form, reason = "packed", "activations='checkpoint' rounds inputs of packed layers"
     return Storage(
@@ -156,6 +176,24 @@ def _storage(
         form=form,
         reason=reason,
         round_inputs=activations == "checkpoint",
+    )
+
+
+def _why_decoded(
+    sources: Mapping[Leaf, Source], forms: Mapping[Leaf, PackedForm], room: FloatRoom | None
+) -> str | None:
+    """Why matrices had better be floats: without a kernel each step decodes them whole, which moves
+    five bytes for an FP8 code, and two for its bfloat16."""
+    if room is None or any(form.codes != "fp8" for form in forms.values()):
+        return None
+    records = [matrix_without_inputs(form) for form in forms.values()]
+    reasons = [why_not_packed(record, "bfloat16", room.platform) for record in records]
+    needed = 2 * num_elements(list(sources))
+    if not all(reasons) or needed > room.max_bytes:
+        return None
+    return (
+        f"there is no kernel for fp8 weights here, and as bfloat16 they all take {needed:,} bytes "
+        f"of the {room.max_bytes:,} that are for them"
     )
 
 

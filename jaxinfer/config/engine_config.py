@@ -102,7 +102,8 @@ class EngineConfig:
     speculative_config: how tokens are drafted ahead (a mapping is taken too); None is not at all.
     kernels: implementation of the ops: "reference" is plain XLA, "mosaic" the kernels for Hopper
         GPUs, "triton" those for GPUs before, "simulated" the first on a CPU (slow, for tests). One
-        that cannot serve the model or the device is refused; "auto" takes the best that can.
+        that cannot serve attention, norms, experts or packed matrices is refused; writes of keys
+        and products that XLA does as well fall back, which is logged. "auto" takes the best.
     seed: the engine's seed, from which requests without one draw theirs.
     strict: a failing request raises instead of giving a row with an error.
     compilation_cache_dir: of compiled programs; "auto" is the user's cache folder, None is off.

@@ -99,14 +99,21 @@ def quantization_from(value: Any) -> Quantization | None:
     return Quantization(**{"method": None, **entries})  # type: ignore[arg-type]
 
 
-def choose_weight_form(asked: str, platform: str, num_packed: int) -> tuple[str, str]:
-    """("packed" or "dequantized", why), for `num_packed` matrices that could be either."""
+def choose_weight_form(
+    asked: str, platform: str, num_packed: int, why_decoded: str | None = None
+) -> tuple[str, str]:
+    """("packed" or "dequantized", why), for `num_packed` matrices that could be either.
+
+    why_decoded: what speaks against packed ones on a GPU, None for nothing.
+    """
     if not num_packed:
         return "dequantized", "there is nothing that could stay packed"
     if asked != "auto":
         return asked, f"weights={asked!r} was asked for"
     if platform == "cpu":
         return "dequantized", "a CPU is fastest with weights decoded once, at load"
+    if why_decoded:
+        return "dequantized", why_decoded
     return "packed", "fewer bytes a step, and kernels that decode on the way"
 
 

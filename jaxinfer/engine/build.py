@@ -14,7 +14,7 @@ import jax
 
 from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from jaxinfer.checkpoint.load import load_params
-from jaxinfer.checkpoint.storage import Storage, decide_storage
+from jaxinfer.checkpoint.storage import FloatRoom, Storage, decide_storage
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import (
     NO_DRAFTS,
@@ -36,7 +36,7 @@ from jaxinfer.engine.device import find_device
 from jaxinfer.engine.draft_model import DraftModel, by_leaf, open_draft
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.intake import Intake
-from jaxinfer.engine.kernels import decide_kernels, kernels_of_weights
+from jaxinfer.engine.kernels import decide_kernels, kernel_fallbacks, kernels_of_weights
 from jaxinfer.engine.kv_scales import ONES, LayerScales, fixed_kv_scales
 from jaxinfer.engine.memory_plan import MemoryPlan
 from jaxinfer.engine.metrics import EngineMetrics
@@ -48,7 +48,7 @@ from jaxinfer.runner.programs import Programs, compile_programs
 from jaxinfer.runner.runner import Runner
 from jaxinfer.speculation.control import ModelDrafter, NgramDrafter
 from jaxinfer.text.tokenizer import Tokenizer, tokenizer_from_folder
-from pallas_kernels.dispatch import Platform
+from pallas_kernels.dispatch import Platform, current_platform
 
 _log = logging.getLogger("jaxinfer")
 
@@ -96,6 +96,7 @@ def build_engine(
     defaults = default_params(checkpoint.generation_config, wanted=ask.use_generation_config)
     shapes = parameter_shapes(config, checkpoint.architecture, storage, geometry, draft)
     shapes = kernels_of_weights(shapes, ask, geometry)
+    _report_fallbacks(kernel_fallbacks(geometry, shapes, ask, (config, drafting)))
     _check_room(ask, num_bytes(shapes), cache_bytes(config, geometry, drafting), device)
     with counted_compiles(compiles or CompileLog()):
         programs = compile_programs(shapes, config, geometry, drafting, show_progress=show_progress)
@@ -209,6 +210,11 @@ def _report(geometry: Geometry, storage: Storage, memory: MemoryPlan) -> None:
         _log.info(line)
 
 
+def _report_fallbacks(reasons: Mapping[str, str]) -> None:
+    for op, reason in reasons.items():
+        _log.info("no kernel for %s: %s; XLA's form runs", op, reason)
+
+
 def _load(
     ask: EngineConfig,
     checkpoint: Checkpoint,
@@ -242,7 +248,7 @@ def _load(
 
 
 def storage_for(ask: EngineConfig, checkpoint: Checkpoint, device: Device) -> Storage:
-    """How the parameters are kept on `device`.
+    """How the parameters are kept on `device`, this process's first.
 
     Raises:
         CheckpointError, UnsupportedError: as `decide_storage`.
@@ -253,7 +259,18 @@ def storage_for(ask: EngineConfig, checkpoint: Checkpoint, device: Device) -> St
         activations=ask.activations,
         quantization=quantization_from(ask.quantization),
         platform="gpu" if ask.kernels == "simulated" else device.platform,
+        float_room=float_room(ask, device, current_platform()),
     )
+
+
+def float_room(ask: EngineConfig, device: Device, platform: Platform) -> FloatRoom | None:
+    """What "auto" may let weights take as floats, on a GPU: half of the engine's memory, the other
+    half is for pages. None where it is asked for kernels, dtypes or pages by name."""
+    is_auto = (ask.kernels, ask.num_gpu_blocks_override) == ("auto", None)
+    if platform.kind != "gpu" or not is_auto or ask.dtype == "float32":
+        return None
+    usable = int(device.free_bytes * ask.gpu_memory_utilization)
+    return FloatRoom(platform=platform, max_bytes=usable // 2)
 
 
 def decide_geometry(

@@ -1,8 +1,9 @@
-"""JOINT. Which implementation of each op an engine runs, decided once for a device.
+"""JOINT. Which implementation of each op an engine runs, decided once for a device, and why.
 
 Asks the ops' own predicates; knows shapes, not arrays.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,15 +16,18 @@ from jaxinfer.config.geometry import Geometry
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import ConfigError
 from jaxinfer.layers.expert_rounds import choose_expert_kernel, why_not_experts
-from jaxinfer.layers.matmul_kernels import with_kernels
+from jaxinfer.layers.matmul_kernels import why_without_kernel, with_kernels
 from jaxinfer.layers.stacked import stack_products
 from jaxinfer.models.registry import architecture_named
-from pallas_kernels.dispatch import Platform, current_platform
+from pallas_kernels.dispatch import HOPPER, Platform, current_platform
 from pallas_kernels.paged_attention import resolve_implementation as resolve_attention
 from pallas_kernels.paged_attention import why_not_mosaic as why_not_attention
 from pallas_kernels.rms_norm import resolve_implementation as resolve_norm
 from pallas_kernels.rms_norm import resolve_residual
 from pallas_kernels.rotate_write import resolve_implementation as resolve_write
+from pallas_kernels.rotate_write import why_not_mosaic as why_not_write
+
+Models = tuple[ModelConfig, ModelConfig | None]
 
 
 def decide_kernels(
@@ -37,7 +41,7 @@ def decide_kernels(
     """The geometry with the kernels of attention, norm and experts in place of "auto".
 
     A draft model runs on the kernels of the model: where "auto" has not the same for both, both
-    take the reference.
+    take what XLA makes of the op.
 
     Args:
         draft: another model that drafts; None without one.
@@ -55,8 +59,13 @@ def decide_kernels(
             attention_kernel=_of_all(_attention_kernel(planned, one, platform) for one in models),
             norm_kernel=resolve_norm(ask.kernels, platform, columns, planned.activation_dtype),
             residual_kernel=_of_all(
-                resolve_residual(ask.kernels, platform, one.hidden_size, planned.activation_dtype)
-                for one in models
+                (
+                    resolve_residual(
+                        ask.kernels, platform, one.hidden_size, planned.activation_dtype
+                    )
+                    for one in models
+                ),
+                "xla" if platform.kind == "gpu" else "reference",
             ),
             write_kernel=_of_all(
                 _write_kernel(planned, one, ask.kernels, platform) for one in models
@@ -68,18 +77,47 @@ def decide_kernels(
         )
 
 
-def kernel_fallbacks(planned: Geometry, model: ModelConfig, platform: Platform) -> dict[str, str]:
-    """Why a model does without a kernel for GPUs: op → reason. Empty where it has them all.
+def kernel_fallbacks(
+    planned: Geometry,
+    params: Any,
+    ask: EngineConfig,
+    models: Models,
+    platform: Platform | None = None,
+) -> dict[str, str]:
+    """Why an engine on a GPU does without a kernel: op → reason. Empty where it has them all.
 
     Args:
-        planned: as `decide_kernels` gives it. platform: where the programs will run.
+        planned: as `decide_kernels` gives it. params: as `kernels_of_weights` gives them.
+        models: the model, and the one that drafts, or None.
+        platform: as for `decide_kernels`.
     """
-    reasons = {}
+    platform = HOPPER if ask.kernels == "simulated" else platform or current_platform()
+    if platform.kind != "gpu" or ask.kernels == "reference":
+        return {}
+    both = [one for one in models if one is not None]
+    found: dict[str, Iterable[str | None]] = {}
     if planned.attention_kernel == "reference":
-        reasons["attention"] = why_not_attention(*_attention_call(planned, model), platform)
-    if model.experts is not None and planned.expert_kernel == "reference":
-        reasons["experts"] = why_not_experts(planned, model, platform)
-    return {op: reason for op, reason in reasons.items() if reason}
+        found["attention"] = (
+            why_not_attention(*_attention_call(planned, one), platform) for one in both
+        )
+    if planned.expert_kernel == "reference":
+        found["experts"] = (why_not_experts(planned, one, platform) for one in both if one.experts)
+    if planned.write_kernel == "reference":
+        found["rotation and write of keys"] = (_why_not_write(planned, o, platform) for o in both)
+    reasons = {op: next(filter(None, each), None) for op, each in found.items()}
+    matrices = _matrices_without_kernel(params, planned.activation_dtype, platform)
+    return {op: reason for op, reason in reasons.items() if reason} | matrices
+
+
+def _matrices_without_kernel(
+    params: Any, activation_dtype: str, platform: Platform
+) -> dict[str, str]:
+    """Those of one kind and one reason together."""
+    counts = Counter(why_without_kernel(params, activation_dtype, platform))
+    lines: dict[str, list[str]] = {}
+    for (op, kind, reason), count in counts.items():
+        lines.setdefault(op, []).append(f"{count} {kind}: {reason}")
+    return {op: " | ".join(each) for op, each in lines.items()}
 
 
 def kernels_of_weights(
@@ -119,24 +157,41 @@ def _normed_sizes(model: ModelConfig) -> list[int]:
 
 def _write_kernel(planned: Geometry, model: ModelConfig, wanted: str, platform: Platform) -> str:
     """Of rotating and writing new keys; "reference" where XLA does it."""
-    pages = (planned.num_pages[0], model.num_kv_heads, planned.page_tokens, model.head_dim)
-    turned = {rope.rotary_dim or model.head_dim for rope in model.ropes}
-    norm = architecture_named(model.architecture).leaves(model)["layers"][0].get("q_norm")
-    norms_whole = norm is not None and norm.shape != (model.head_dim,)
-    if len(turned) != 1 or norms_whole or planned.page_kinds != ("bfloat16", "bfloat16"):
+    if _why_no_one_write(planned, model):
         return "reference"
-    return resolve_write(
-        wanted,
-        {"cos": (1, turned.pop() // 2), "k_pages": pages, "v_pages": pages},
-        {"k_pages": planned.page_dtypes[0], "v_pages": planned.page_dtypes[1]},
-        num_heads=model.num_heads,
-        platform=platform,
-    )
+    return resolve_write(wanted, **_write_call(planned, model), platform=platform)
 
 
-def _of_all(kernels: Iterable[str]) -> str:
+def _why_not_write(planned: Geometry, model: ModelConfig, platform: Platform) -> str | None:
+    reason = _why_no_one_write(planned, model)
+    return reason or why_not_write(**_write_call(planned, model), platform=platform)
+
+
+def _why_no_one_write(planned: Geometry, model: ModelConfig) -> str | None:
+    """What of a model cannot be done together, on any platform."""
+    if len({rope.rotary_dim or model.head_dim for rope in model.ropes}) != 1:
+        return "its layers do not turn the same values of a head"
+    norm = architecture_named(model.architecture).leaves(model)["layers"][0].get("q_norm")
+    if norm is not None and norm.shape != (model.head_dim,):
+        return "all heads are normed together"
+    if planned.page_kinds != ("bfloat16", "bfloat16"):
+        return f"pages hold {' and '.join(dict.fromkeys(planned.page_kinds))}; it writes bfloat16"
+    return None
+
+
+def _write_call(planned: Geometry, model: ModelConfig) -> dict[str, Any]:
+    pages = (planned.num_pages[0], model.num_kv_heads, planned.page_tokens, model.head_dim)
+    turned = model.ropes[0].rotary_dim or model.head_dim
+    return {
+        "shapes": {"cos": (1, turned // 2), "k_pages": pages, "v_pages": pages},
+        "dtypes": {"k_pages": planned.page_dtypes[0], "v_pages": planned.page_dtypes[1]},
+        "num_heads": model.num_heads,
+    }
+
+
+def _of_all(kernels: Iterable[str], otherwise: str = "reference") -> str:
     found = set(kernels)
-    return found.pop() if len(found) == 1 else "reference"
+    return found.pop() if len(found) == 1 else otherwise
 
 
 def _attention_kernel(planned: Geometry, model: ModelConfig, platform: Platform) -> str:

@@ -104,15 +104,16 @@ def _refuse_without_compiler(target: GpuTarget) -> None:
 
 
 def decide_engine(model: str | Path, ask: EngineConfig, target: GpuTarget) -> PlannedEngine:
-    from jaxinfer.engine.build import decide_geometry, kernels_of_weights
+    from jaxinfer.engine.build import decide_geometry, float_room, kernels_of_weights
     from jaxinfer.engine.kernels import kernel_fallbacks
     from jaxinfer.engine.parameter_shapes import parameter_shapes
     from pallas_kernels.dispatch import Platform
 
-    config, architecture, storage = _storage(model, ask, target)
-    draft = _draft(model, ask, target)
     capability = target.compute_capability
     platform = Platform(kind="gpu", compute_capability=capability, is_absent=True)
+    room = float_room(ask, _device(target), platform)
+    config, architecture, storage = _storage(model, ask, room)
+    draft = _draft(model, ask)
     geometry = decide_geometry(
         ask,
         config,
@@ -124,17 +125,18 @@ def decide_engine(model: str | Path, ask: EngineConfig, target: GpuTarget) -> Pl
     params = parameter_shapes(config, architecture, storage, geometry, draft)
     params = kernels_of_weights(params, ask, geometry, platform)
     kept = f"{len(storage.packed)} matrices packed" if storage.packed else geometry.weight_dtype
+    drafting = draft.config if draft else None
     return PlannedEngine(
         config=config,
-        draft=draft.config if draft else None,
+        draft=drafting,
         geometry=geometry,
         params=params,
         weights=kept,
-        fallbacks=kernel_fallbacks(geometry, config, platform),
+        fallbacks=kernel_fallbacks(geometry, params, ask, (config, drafting), platform),
     )
 
 
-def _draft(model: str | Path, ask: EngineConfig, target: GpuTarget) -> Any:
+def _draft(model: str | Path, ask: EngineConfig) -> Any:
     """The model that drafts, from its config too; None without one."""
     from jaxinfer.engine.draft_model import draft_model
 
@@ -142,29 +144,31 @@ def _draft(model: str | Path, ask: EngineConfig, target: GpuTarget) -> Any:
     if wanted is None or not wanted.has_model:
         return None
     drafting = replace(ask, quantization=wanted.quantization, activations="float")
-    return draft_model(wanted, *_storage(wanted.model or model, drafting, target))
+    return draft_model(wanted, *_storage(wanted.model or model, drafting, None))
 
 
-def _storage(model: str | Path, ask: EngineConfig, target: GpuTarget) -> tuple[Any, Any, Any]:
-    """Config, architecture and how its parameters are kept, with or without the weights' files."""
+def _storage(model: str | Path, ask: EngineConfig, room: Any) -> tuple[Any, Any, Any]:
+    """Config, architecture and how its parameters are kept, with or without the weights' files.
+
+    room: what they may take as floats, as for `decide_storage`.
+    """
     from jaxinfer.checkpoint.checkpoint import open_checkpoint
-    from jaxinfer.checkpoint.storage import storage_without_weights
+    from jaxinfer.checkpoint.storage import decide_storage, storage_without_weights
     from jaxinfer.config.quantization import quantization_from
-    from jaxinfer.engine.build import storage_for
 
     folder = _folder_without_weights(Path(model).expanduser())
+    asked: dict[str, Any] = {
+        "weights": ask.weights,
+        "quantization": quantization_from(ask.quantization),
+        "platform": "gpu",
+        "float_room": room,
+    }
     if folder is None:
         checkpoint = open_checkpoint(model)
-        storage = storage_for(ask, checkpoint, _device(target))
+        storage = decide_storage(checkpoint, activations=ask.activations, **asked)
         return checkpoint.config, checkpoint.architecture, storage
     config, architecture = _float_config(folder, ask)
-    storage = storage_without_weights(
-        config,
-        architecture,
-        weights=ask.weights,
-        quantization=quantization_from(ask.quantization),
-        platform="gpu",
-    )
+    storage = storage_without_weights(config, architecture, **asked)
     return config, architecture, storage
 
 

@@ -5,7 +5,7 @@ load; knows no engine and no file.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -60,6 +60,22 @@ def stack_products(params: Any) -> Any:
     except BaseException:
         _delete(jax.tree.leaves(joined))
         raise
+
+
+def stack_mates(tree: Any, chosen: Collection[Any]) -> set[Any]:
+    """The chosen leaves of an unstacked tree, and those that may lie in one record with them."""
+    mates = set(chosen)
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, dict):
+            for parts in STACKS.values():
+                together = jax.tree.leaves([node.get(part) for part in parts])
+                if mates.intersection(together):
+                    mates.update(together)
+        if isinstance(node, dict | list | tuple):
+            nodes.extend(node.values() if isinstance(node, dict) else node)
+    return mates
 
 
 def _stacks_of(node: Any) -> Iterator[list[Any]]:

@@ -1,7 +1,8 @@
 """JOINT. Which layers rounding hurts most: KL on held-out text with one of them rounded at a time.
 
 One engine, one set of programs: rounded weights are decoded to floats and put in the place of the
-float ones, so nothing is compiled anew; all others stay the arrays that they are.
+float ones, in the records that the engine keeps them in (on a GPU several matrices are one), so
+nothing is compiled anew; all others stay the arrays that they are.
 """
 
 import hashlib
@@ -15,13 +16,15 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from jaxinfer.checkpoint.load import load_params
+from jaxinfer.checkpoint.checkpoint import Checkpoint, find_sources, open_checkpoint
+from jaxinfer.checkpoint.load import abstract_params, load_params
 from jaxinfer.checkpoint.storage import Storage, decide_storage
 from jaxinfer.config.quantization import Quantization
 from jaxinfer.engine.checkpoint_text import tokenizer_of
 from jaxinfer.engine.draft_model import by_leaf
+from jaxinfer.engine.kernels import kernels_of_weights
 from jaxinfer.errors import ConfigError
+from jaxinfer.layers.stacked import stack_mates
 from jaxinfer.llm import LLM
 from jaxinfer.models.spec import Leaf
 from jaxinfer.quantize.evaluate import judge_rows, keep_reference
@@ -191,28 +194,22 @@ class _Rounding:
         self._reference = keep_reference(
             llm, passages, "the float model", logits, show_progress=show_progress
         )
-        self._floats = by_leaf(checkpoint.architecture, checkpoint.config, llm.engine.runner.params)
-        self._rounded = storage.sources
+        self._floats, self._rounded = find_sources(checkpoint), storage.sources
 
     def measure(self, name: str, leaves: list[Leaf]) -> Sensitivity:
         """What the model loses with these leaves rounded."""
         runner = self.llm.engine.runner
-        plain = runner.params
-        given = {leaf: value for leaf, value in self._floats.items() if leaf not in leaves}
-        runner.params = load_params(
-            self.checkpoint,
-            weight_dtype=self.llm.geometry.weight_dtype,
-            sources=self._rounded,
-            given=given,
-            show_progress=False,
+        plain, fresh = runner.params, self._params_with(leaves)
+        runner.params = jax.tree.map(
+            lambda new, old: new if isinstance(new, jax.Array) else old, fresh, plain
         )
         try:
             rows = judge_rows(self.llm, self.passages, name, self._reference, show_progress=False)
         finally:
-            changed = by_leaf(self.checkpoint.architecture, self.checkpoint.config, runner.params)
             runner.params = plain
-            for leaf in leaves:
-                changed[leaf].delete()
+            for leaf in jax.tree.leaves(fresh):
+                if isinstance(leaf, jax.Array):
+                    leaf.delete()
         assert rows.against is not None
         return Sensitivity(
             name=name,
@@ -222,3 +219,21 @@ class _Rounding:
             top1_agreement=float(rows.against.same.mean()),
             nats=float(rows.nats.mean()),
         )
+
+    def _params_with(self, leaves: list[Leaf]) -> Any:
+        """The runner's parameters with these leaves rounded: arrays of them and of what is one
+        matrix with them, shapes of all others."""
+        config, architecture = self.checkpoint.config, self.checkpoint.architecture
+        dtype = self.llm.geometry.weight_dtype
+        shapes = by_leaf(architecture, config, abstract_params(config, architecture, dtype))
+        loaded = stack_mates(architecture.leaves(config), leaves)
+        params = load_params(
+            self.checkpoint,
+            weight_dtype=dtype,
+            sources={
+                leaf: (self._rounded if leaf in leaves else self._floats)[leaf] for leaf in loaded
+            },
+            given={leaf: shape for leaf, shape in shapes.items() if leaf not in loaded},
+            show_progress=False,
+        )
+        return kernels_of_weights(params, self.llm.engine.ask, self.llm.geometry)

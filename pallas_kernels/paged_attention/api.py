@@ -107,6 +107,6 @@ def resolve_implementation(
         dispatch.refuse_named("paged_attention", wanted, reason, platform, of_triton)
         where = platform or dispatch.current_platform()
         why_not["mosaic"] = functools.partial(reason, where)
-        why_not["triton"] = functools.partial(of_triton, where)
+        why_not["triton"] = lambda: triton_compat.why_not_chosen(where) or of_triton(where)
         why_not["row_groups"] = functools.partial(row_groups.why_not, shapes, dtypes, where)
     return dispatch.resolve("paged_attention", IMPLEMENTATIONS, wanted, why_not)

@@ -9,6 +9,9 @@ from pallas_kernels.quant_matmul.api import (
     resolve_implementation,
     resolve_plain,
     stacked_quant_matmul,
+    why_not,
+    why_not_coded,
+    why_not_plain,
 )
 from pallas_kernels.quant_matmul.reference import dequantize
 
@@ -22,4 +25,7 @@ __all__ = [
     "resolve_implementation",
     "resolve_plain",
     "stacked_quant_matmul",
+    "why_not",
+    "why_not_coded",
+    "why_not_plain",
 ]

@@ -63,17 +63,19 @@ def _mosaic_coded(*arrays: Any, **options: Any) -> jax.Array:
     return mosaic.coded_matmul_parts(*arrays, **options)
 
 
-def _why_not_coded(
-    shapes: Shapes, dtypes: Dtypes, platform: Platform, options: dict[str, int]
+def why_not_coded(
+    shapes: Shapes, dtypes: Dtypes, platform: Platform, *, group: int, out_group: int
 ) -> str | None:
+    """Why the kernel of `coded_matmul_parts` cannot serve a call there, or None."""
     if reason := dispatch.why_not_hopper(platform):
         return reason
     from pallas_kernels.quant_matmul import mosaic
 
-    return mosaic.why_not_coded(shapes, dtypes, platform, **options)
+    return mosaic.why_not_coded(shapes, dtypes, platform, group=group, out_group=out_group)
 
 
-def _why_not_plain(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
+def why_not_plain(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
+    """Why the kernel of `plain_matmul_parts` cannot serve a call there, or None."""
     if reason := dispatch.why_not_hopper(platform):
         return reason
     from pallas_kernels.quant_matmul import mosaic
@@ -87,6 +89,13 @@ def _why_not_mosaic(shapes: Shapes, dtypes: Dtypes, group: int, platform: Platfo
     from pallas_kernels.quant_matmul import mosaic
 
     return mosaic.why_not(shapes, dtypes, platform, group=group)
+
+
+def why_not(shapes: Shapes, dtypes: Dtypes, *, group: int, platform: Platform) -> str | None:
+    """Why no kernel serves a call there, or None: the reason of the one written for such a GPU."""
+    if platform.kind == "gpu" and platform.compute_capability < HOPPER.compute_capability:
+        return _why_not_triton(shapes, dtypes, group, platform)
+    return _why_not_mosaic(shapes, dtypes, group, platform)
 
 
 IMPLEMENTATIONS = {
@@ -191,7 +200,12 @@ def plain_matmul_parts(
     than `MAX_PLAIN_ROWS`, where arithmetic is the bound, are XLA's.
     """
     rows = x.size // x.shape[-1]
-    name = implementation if rows <= MAX_PLAIN_ROWS else "reference"
+    name: str = implementation
+    if name == "auto":
+        dtypes = {"x": matrix.dtype, "matrix": matrix.dtype}
+        name = resolve_plain(name, _shapes(x=x, matrix=matrix), dtypes)
+    name = dispatch.resolve("plain_matmul_parts", PLAIN_IN_PARTS, name)
+    name = name if rows <= MAX_PLAIN_ROWS else "reference"
     return PLAIN_IN_PARTS[name](x.astype(matrix.dtype), matrix)
 
 
@@ -209,8 +223,13 @@ def coded_matmul_parts(
 
     "mosaic" is for few rows; more than `MAX_PLAIN_ROWS` are XLA's where it serves the matrix, too.
     """
-    options = {"group": group, "out_group": out_group}
-    name, is_whole_row = implementation, group >= x.shape[-1] and out_group == 1
+    options: dict[str, Any] = {"group": group, "out_group": out_group}
+    name: str = implementation
+    if name == "auto":
+        dtypes = {"x": x.dtype, "codes": codes.dtype}
+        name = resolve_coded(name, _shapes(x=x, codes=codes), dtypes, **options)
+    name = dispatch.resolve("coded_matmul_parts", CODED_IN_PARTS, name)
+    is_whole_row = group >= x.shape[-1] and out_group == 1
     if name == "mosaic" and is_whole_row and x.size // x.shape[-1] > MAX_PLAIN_ROWS:
         name = "xla"
     return CODED_IN_PARTS[name](x, x_scales, codes, scales, **options)
@@ -230,19 +249,27 @@ def resolve_coded(
     Args:
         shapes, dtypes: of x and codes, by name. group, out_group: codes under one scale.
         platform: where the program will run; None for this process's first device.
+
+    Raises:
+        ValueError: a name that no op has.
     """
+    dispatch.refuse_unknown("coded_matmul_parts", CODED_IN_PARTS, wanted, dispatch.ASKED)
     where = HOPPER if wanted == "simulated" else platform or dispatch.current_platform()
     options = {"group": group, "out_group": out_group}
     if wanted == "reference":
         return "reference"
-    if wanted in dispatch.OF_HOPPER and not _why_not_coded(shapes, dtypes, where, options):
+    if wanted in dispatch.OF_HOPPER and not why_not_coded(shapes, dtypes, where, **options):
         return "simulated" if wanted == "simulated" else "mosaic"
     return "reference" if xla.why_not_coded(shapes, dtypes, where, **options) else "xla"
 
 
 def _resolve(wanted: str, x: jax.Array, codes: jax.Array, group: int) -> str:
-    shapes, dtypes = {"x": x.shape, "codes": codes.shape}, {"x": x.dtype, "codes": codes.dtype}
-    return resolve_implementation(wanted, shapes, dtypes, group=group)
+    dtypes = {"x": x.dtype, "codes": codes.dtype}
+    return resolve_implementation(wanted, _shapes(x=x, codes=codes), dtypes, group=group)
+
+
+def _shapes(**arrays: jax.Array) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in arrays.items()}
 
 
 def resolve_plain(
@@ -253,9 +280,13 @@ def resolve_plain(
     Args:
         shapes: of x and matrix, by name. dtypes: likewise.
         platform: where the program will run; None for this process's first device.
+
+    Raises:
+        ValueError: a name that no op has.
     """
+    dispatch.refuse_unknown("plain_matmul_parts", PLAIN_IN_PARTS, wanted, dispatch.ASKED)
     where = HOPPER if wanted == "simulated" else platform or dispatch.current_platform()
-    if wanted not in dispatch.OF_HOPPER or _why_not_plain(shapes, dtypes, where):
+    if wanted not in dispatch.OF_HOPPER or why_not_plain(shapes, dtypes, where):
         return "reference"
     return "simulated" if wanted == "simulated" else "mosaic"
 
@@ -284,6 +315,6 @@ def resolve_implementation(
     where = platform or dispatch.current_platform()
     is_better = {
         "mosaic": functools.partial(reason, where),
-        "triton": functools.partial(of_triton, where),
+        "triton": lambda: triton_compat.why_not_chosen(where) or of_triton(where),
     }
     return dispatch.resolve("quant_matmul", IMPLEMENTATIONS, wanted, is_better)

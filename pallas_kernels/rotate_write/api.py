@@ -19,9 +19,10 @@ def _mosaic(*arrays: Any, **options: Any) -> Any:
     return mosaic.rotate_write(*arrays, **options)
 
 
-def _why_not_mosaic(
+def why_not_mosaic(
     shapes: Shapes, dtypes: Dtypes, num_heads: int, platform: Platform
 ) -> str | None:
+    """Why the kernel cannot serve a call there, or None; arguments as `resolve_implementation`."""
     if reason := dispatch.why_not_hopper(platform):
         return reason
     from pallas_kernels.rotate_write import mosaic
@@ -63,7 +64,7 @@ def rotate_write(
         dtypes = {name: array.dtype for name, array in arrays.items()}
         name = resolve_implementation(name, shapes, dtypes, num_heads=num_heads)
     options = {"num_heads": num_heads, "eps": eps}
-    run = IMPLEMENTATIONS[name]
+    run = dispatch.pick("rotate_write", IMPLEMENTATIONS, name)
     return run(parts, k_pages, v_pages, cos, sin, pages, offsets, norms, **options)
 
 
@@ -82,8 +83,12 @@ def resolve_implementation(
         shapes: of cos, k_pages and v_pages, by name. dtypes: likewise.
         num_heads: H, of queries.
         platform: where the program will run; None for this process's first device.
+
+    Raises:
+        ValueError: a name that no op has.
     """
+    dispatch.refuse_unknown("rotate_write", IMPLEMENTATIONS, wanted, dispatch.ASKED)
     where = HOPPER if wanted == "simulated" else platform or dispatch.current_platform()
-    if wanted not in dispatch.OF_HOPPER or _why_not_mosaic(shapes, dtypes, num_heads, where):
+    if wanted not in dispatch.OF_HOPPER or why_not_mosaic(shapes, dtypes, num_heads, where):
         return "reference"
     return "simulated" if wanted == "simulated" else "mosaic"

@@ -10,11 +10,12 @@ import pytest
 
 from jaxinfer.checkpoint.checkpoint import open_checkpoint
 from jaxinfer.checkpoint.load import abstract_params, load_params
-from jaxinfer.checkpoint.storage import Storage, decide_storage
+from jaxinfer.checkpoint.storage import FloatRoom, Storage, decide_storage
 from jaxinfer.config.geometry import PackedShare, weights_bytes
 from jaxinfer.config.quantization import quantization_from
 from jaxinfer.errors import ConfigError
 from jaxinfer.layers.weights import QuantWeight, RoundedInputWeight
+from pallas_kernels.dispatch import HOPPER, Platform
 from tests.support.tiny_models import write_tiny, write_tiny_gguf
 
 DEEP: dict[str, Any] = {"num_hidden_layers": 4}
@@ -166,3 +167,22 @@ def test_rounded_inputs_that_cannot_be(name: str, weights: str) -> None:
     """Asked of a checkpoint that says nothing of inputs, or of layers that are not packed."""
     with pytest.raises(ConfigError, match="activations='checkpoint' rounds inputs of packed"):
         decided(name, weights=weights, activations="checkpoint")
+
+
+def test_fp8_without_a_kernel_is_decoded_where_floats_fit() -> None:
+    """A step would decode every matrix. int4 stays packed: there are kernels, if not for all."""
+    room = FloatRoom(platform=HOPPER, max_bytes=1 << 30)
+
+    def form(name: str, room: FloatRoom | None = room, **asked: Any) -> str:
+        return decided(name, platform="gpu", float_room=room, **asked)[1].form
+
+    assert form("ct_fp8_block") == form("hf_fp8_block_llama_64x32") == "dequantized"
+    reason = decided("ct_fp8_block", platform="gpu", float_room=room)[1].reason
+    assert "no kernel for fp8 weights here" in reason and "1,073,741,824 that" in reason
+    assert form("ct_fp8_block", FloatRoom(platform=HOPPER, max_bytes=1000)) == "packed"
+    assert form("ct_fp8_block", None) == "packed"
+    assert form("ct_fp8_block", weights="packed") == "packed"
+    assert form("ct_fp8_block", activations="checkpoint") == "packed"
+    assert form("awq_w4_g32") == "packed"
+    ampere = Platform(kind="gpu", compute_capability=(8, 0))
+    assert form("ct_fp8_block", FloatRoom(platform=ampere, max_bytes=1 << 30)) == "dequantized"

@@ -109,6 +109,17 @@ def test_the_form_of_weights(asked: str, platform: str, form: str, why: str) -> 
     assert found[0] == form and why in found[1]
 
 
+def test_what_speaks_against_packed_ones_counts_where_a_gpu_is_left_the_choice() -> None:
+    for asked, platform, form in (
+        ("auto", "gpu", "dequantized"),
+        ("packed", "gpu", "packed"),
+        ("auto", "cpu", "dequantized"),
+    ):
+        found = choose_weight_form(asked, platform, 5, "no kernel")
+        assert found[0] == form
+        assert (found[1] == "no kernel") == ((asked, platform) == ("auto", "gpu"))
+
+
 def test_nothing_to_pack() -> None:
     assert choose_weight_form("packed", "gpu", 0)[0] == "dequantized"
 

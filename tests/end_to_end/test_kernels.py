@@ -1,20 +1,23 @@
 """A whole engine on named kernels: simulated on the CPU, and refused where one cannot serve."""
 
+import logging
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from jaxinfer import LLM, SamplingParams
+from jaxinfer.engine import build
 from jaxinfer.errors import ConfigError
 from tests.support.tiny_models import TINY_CONFIG, random_weights, write_hf_folder
 
 WIDE = TINY_CONFIG | {
     "hidden_size": 128,
     "head_dim": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "intermediate_size": 128,
     "num_hidden_layers": 1,
 }
@@ -39,16 +42,32 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, **options: Any) -> tuple[list[int], np.ndarray]:
     with LLM(folder, **OPTIONS, **options) as llm:
+        assert llm.geometry.write_kernel == options["kernels"]
         params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
         (output,) = llm.generate([{"prompt_token_ids": PROMPT}], params)
         return output.outputs[0].token_ids, np.asarray(llm.logits(PROMPT, decode_from=6))
 
 
+@pytest.fixture
+def model(wide: Path, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """WIDE, or a model like it of a family that norms the heads of queries and keys."""
+    if request.param == "llama":
+        return wide
+    sizes = WIDE | {"head_dim": 128}  # the least that the norm's kernel takes
+    config = sizes | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+    weights, random = random_weights(sizes, std=0.05), np.random.default_rng(4)
+    for name in ("q_norm", "k_norm"):
+        scale = 1 + 0.1 * random.normal(size=128)
+        weights[f"model.layers.0.self_attn.{name}.weight"] = scale.astype(np.float32)
+    return write_hf_folder(tmp_path, config, weights)
+
+
 @pytest.mark.slow
-def test_simulated_kernels_give_what_the_reference_gives(wide: Path) -> None:
+@pytest.mark.parametrize("model", ["llama", "qwen3"], indirect=True)
+def test_simulated_kernels_give_what_the_reference_gives(model: Path) -> None:
     """Prefill in chunks, decode and packed weights through the kernels, in bfloat16."""
-    plain, expected = run(wide, kernels="reference")
-    tokens, logits = run(wide, kernels="simulated")
+    plain, expected = run(model, kernels="reference")
+    tokens, logits = run(model, kernels="simulated")
     difference = np.linalg.norm(logits - expected) / np.linalg.norm(expected)
     assert 0 < difference < 0.02  # bfloat16 activations against float32 ones
     assert tokens == plain
@@ -82,6 +101,14 @@ def test_a_draft_model_that_a_named_kernel_cannot_serve_is_refused_too(
     drafting = {"method": "draft_model", "model": str(narrow)}
     with pytest.raises(ConfigError, match="kernels='simulated'.*heads have 16 values"):
         LLM(wide, **OPTIONS, kernels="simulated", speculative_config=drafting)
+
+
+def test_what_runs_without_a_kernel_is_logged(wide: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = OPTIONS | {"kv_cache_dtype": "int8", "block_size": 64, "kernels": "simulated"}
+    stop = mock.patch.object(build, "compile_programs", side_effect=KeyboardInterrupt)
+    with stop, caplog.at_level(logging.INFO, "jaxinfer"), pytest.raises(KeyboardInterrupt):
+        LLM(wide, **options)
+    assert "no kernel for rotation and write of keys: pages hold int8" in caplog.text
 
 
 def test_an_engine_of_one_token_drafts_nothing(wide: Path) -> None:

@@ -2,14 +2,18 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.expert_config import ExpertConfig
 from jaxinfer.config.geometry import Device, DraftNeeds, Geometry
 from jaxinfer.config.model_config import ModelConfig
-from jaxinfer.engine.build import decide_geometry
+from jaxinfer.engine.build import decide_geometry, float_room
+from jaxinfer.engine.kernels import kernel_fallbacks
 from jaxinfer.errors import ConfigError
+from jaxinfer.layers.weights import QuantWeight, Weight
 from pallas_kernels.dispatch import HOPPER, Platform
 from tests.support.records import model_config
 
@@ -38,6 +42,75 @@ def test_what_the_draft_model_cannot_take_neither_takes() -> None:
 def test_a_named_kernel_that_the_draft_model_cannot_take_is_refused() -> None:
     with pytest.raises(ConfigError, match="kernels='mosaic'.*80"):
         decided(sized(256, 80), "mosaic")
+
+
+def test_a_norm_that_only_one_of_them_takes_is_left_to_xla() -> None:
+    """Rows of the draft model have 192 values; the kernel takes multiples of 128."""
+    alone, both = decided(None), decided(sized(192, 64))
+    assert alone.residual_kernel == "mosaic"
+    assert both.residual_kernel == both.norm_kernel == "xla"
+
+
+def fallbacks(model: ModelConfig, params: Any = None, **options: Any) -> dict[str, str]:
+    draft, platform = options.pop("draft", None), options.pop("platform", HOPPER)
+    ask = EngineConfig(**options)
+    needs = DraftNeeds(model=draft)
+    planned = decide_geometry(ask, model, GPU, platform=platform, drafts=needs)
+    return kernel_fallbacks(planned, params, ask, (model, draft), platform)
+
+
+FITS: dict[str, Any] = {"hidden_size": 256, "head_dim": 64, "num_heads": 4, "num_kv_heads": 2}
+
+
+def test_what_does_without_a_kernel_is_said_of_the_draft_model_too() -> None:
+    model = model_config(**FITS)
+    assert fallbacks(model) == {}
+    found = fallbacks(model, draft=model_config(**{**FITS, "head_dim": 80}))
+    assert "heads have 80 values" in found["attention"]
+    assert "heads have 80 values" in found["rotation and write of keys"]
+
+
+@pytest.mark.parametrize("kernels", ["auto", "mosaic", "simulated"])
+def test_what_falls_back_though_it_is_asked_for_is_said(kernels: str) -> None:
+    """Writes and products that XLA does as well."""
+    one_head = model_config(**{**FITS, "num_kv_heads": 1, "num_heads": 7})
+    found = fallbacks(one_head, kernels=kernels)
+    assert list(found) == ["rotation and write of keys"]
+    found = fallbacks(model_config(**FITS), kernels=kernels, kv_cache_dtype="int8")
+    assert found == {"rotation and write of keys": "pages hold int8; it writes bfloat16"}
+    params = [Weight(value=jax.ShapeDtypeStruct((100, 256), jnp.bfloat16))] * 3  # type: ignore
+    found = fallbacks(model_config(**FITS), params, kernels=kernels)
+    assert found["plain matrices"].startswith("3 bfloat16: the matrix is 100 by 256")
+    assert fallbacks(one_head, params, kernels="reference") == {}
+
+
+def test_packed_matrices_without_a_kernel_are_counted() -> None:
+    record = QuantWeight(
+        codes=jax.ShapeDtypeStruct((128, 256), jnp.float8_e4m3fn),  # type: ignore[arg-type]
+        scales=jax.ShapeDtypeStruct((1, 128), jnp.float32),  # type: ignore[arg-type]
+        bits=8,
+        group=256,
+        kernel="reference",
+    )
+    odd = record.replace(codes=jax.ShapeDtypeStruct((100, 256), jnp.int8))  # type: ignore
+    params = {"layers": [Weight(value=record)] * 16, "head": Weight(value=odd)}
+    reasons = fallbacks(model_config(**FITS), params)["packed matrices"].split(" | ")
+    assert sorted(one.split(":")[0] for one in reasons) == ["1 int8", "16 fp8"]
+    assert any("float8_e4m3fn" in one for one in reasons)
+
+
+def test_fp8_may_be_decoded_into_half_of_a_gpu() -> None:
+    device = Device(platform="gpu", free_bytes=1000)
+    room = float_room(EngineConfig(gpu_memory_utilization=0.5), device, HOPPER)
+    assert room is not None and room.max_bytes == 250
+    asked: list[dict[str, Any]] = [
+        {"kernels": "reference"},
+        {"dtype": "float32"},
+        {"num_gpu_blocks_override": 8},
+    ]
+    for options in asked:
+        assert float_room(EngineConfig(**options), device, HOPPER) is None
+    assert float_room(EngineConfig(), device, Platform(kind="cpu")) is None
 
 
 def with_experts(mlp_size: int) -> ModelConfig:
@@ -77,7 +150,7 @@ def test_norms_are_chosen_by_the_rows_that_are_normed() -> None:
 
 
 def written_by(ask: EngineConfig, platform: Platform = HOPPER, **changes: Any) -> str:
-    sizes = {"hidden_size": 256, "head_dim": 64, "num_heads": 4, "num_kv_heads": 2}
+    sizes: dict[str, Any] = {"hidden_size": 256, "head_dim": 64, "num_heads": 4, "num_kv_heads": 2}
     device = GPU if platform.kind == "gpu" else CPU
     model = model_config(**(sizes | changes))
     return decide_geometry(ask, model, device, platform=platform).write_kernel

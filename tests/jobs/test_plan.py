@@ -76,10 +76,21 @@ def test_what_does_without_a_kernel_says_why(tmp_path: Path) -> None:
     sizes = {"hidden_size": 96, "head_dim": 96, "num_attention_heads": 1, "num_key_value_heads": 1}
     experts = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
     plan = uncompiled(write_config(tmp_path, **sizes, **experts))
-    assert set(plan.fallbacks) == {"attention", "experts"}
+    others = {"rotation and write of keys", "plain matrices"}
+    assert set(plan.fallbacks) == {"attention", "experts"} | others
     assert plan.fallbacks["attention"] == "heads have 96 values; it takes 64, 128, 256"
     text = " ".join(shown(plan).split())
     assert "No kernel for experts: matrices are [512, 96]" in text
+
+
+def test_fp8_without_a_kernel_is_planned_as_floats_where_they_fit(tmp_path: Path) -> None:
+    folder, ask = write_config(tmp_path), {"quantization": {"method": "fp8", "float_ends": 0}}
+    assert uncompiled(folder, **ask).weights == "bfloat16"
+    plan = uncompiled(folder, **ask, weights="packed")
+    assert "matrices packed" in plan.weights
+    assert "8 fp8: codes are float8_e4m3fn" in plan.fallbacks["packed matrices"]
+    text = " ".join(shown(plan).split())
+    assert "No kernel for packed matrices: 8 fp8: codes are" in text
 
 
 def test_experts_are_rounded_without_their_weights(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from jaxinfer.layers.linear import add_parts
 from jaxinfer.layers.rope import rope_table
 from jaxinfer.layers.weights import Weight
 from tests.support.records import model_config
+from tests.support.tolerances import KERNELS
 
 PAGE, TOKENS = 8, 12
 TABLE = np.array([[3, 1]], np.int32)
@@ -103,3 +104,36 @@ def test_equals_dense_and_prefill_equals_decode(window: int, qk_norm: bool) -> N
     np.testing.assert_allclose(at_once[0], dense(config, window, x), atol=1e-5)
     for sizes in ([1] * TOKENS, [7, 1, 1, 3]):
         np.testing.assert_array_equal(run(config, window, x, sizes), at_once)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_keys_rotated_and_written_by_a_kernel(qk_norm: bool) -> None:
+    """Two kv heads, rows of several tokens and one of none; the same pages and outputs."""
+    sizes: dict[str, Any] = {"head_dim": 64, "num_heads": 4, "num_kv_heads": 2}
+    config = model_config(**sizes, qk_norm=qk_norm)
+    apart = random_weights(config)
+    stacked = {name: one for name, one in apart.items() if name not in ("q", "k", "v")}
+    stacked["qkv"] = Weight(value=jnp.concatenate([apart[name].value for name in ("q", "k", "v")]))
+    random = np.random.default_rng(3)
+    x = jnp.asarray(random.normal(size=(2, 3, 64)), jnp.bfloat16)
+    starts, lengths = jnp.asarray([6, 0], jnp.int32), jnp.asarray([3, 0], jnp.int32)
+    slots = page_slots(jnp.asarray([[3, 1], [2, 0]], jnp.int32), starts, lengths, 3, PAGE)
+    rope = rope_table(RopeConfig(), starts[:, None] + jnp.arange(3, dtype=jnp.int32)[None], 64)
+    shape = (5, 2, PAGE, 64)
+    pages = tuple(jnp.asarray(random.normal(size=shape), jnp.bfloat16) for _ in "kv")
+
+    def attend(weights: dict[str, Any], kernel: str) -> list[np.ndarray]:
+        @jax.jit
+        def program(x: jax.Array, pages: Any) -> Any:
+            given: dict[str, Any] = {"config": config, "window": 0, "kernel": "reference"}
+            parts, pages = paged_self_attention(
+                x, weights, pages, slots, rope, write_kernel=kernel, **given
+            )
+            return add_parts(parts)[0], *(one[1:] for one in pages)  # page 0 holds anything
+
+        return [np.asarray(one, np.float32) for one in program(x, pages)]
+
+    expected = attend(apart, "reference")
+    for found, wanted in zip(attend(stacked, "simulated"), expected, strict=True):
+        difference = np.linalg.norm(found - wanted)
+        assert difference <= KERNELS["bfloat16"] * np.linalg.norm(wanted)

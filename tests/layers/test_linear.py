@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.layers.linear import linear, matmul
+from jaxinfer.layers.linear import add_parts, linear, linear_parts, matmul
 from jaxinfer.layers.weights import (
     BiasedWeight,
     BlockScaledWeight,
@@ -14,6 +14,7 @@ from jaxinfer.layers.weights import (
     OffsetWeight,
     PermutedWeight,
     QuantWeight,
+    StreamedWeight,
     Weight,
     ZeroPointWeight,
 )
@@ -96,3 +97,39 @@ def test_permuted_columns_meet_their_inputs() -> None:
     found = np.asarray(program(X[:4], weight))
     np.testing.assert_allclose(found, X[:4] @ unpermuted.T, atol=1e-4)
     assert not np.allclose(found, X[:4] @ case.matrix.T, atol=1e-1)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_parts_add_up_to_the_product(has_bias: bool) -> None:
+    """A bias is added once, so such a product is one part."""
+    matrix, x = jnp.asarray(MATRIX), jnp.asarray(X[:3])
+    weight: LinearWeight = Weight(value=matrix)
+    if has_bias:
+        weight = BiasedWeight(value=matrix, bias=jnp.asarray(BIAS))
+    parts = linear_parts(x, weight)
+    assert parts.shape == (1, 3, 40)
+    np.testing.assert_array_equal(np.asarray(add_parts(parts)), np.asarray(linear(x, weight)))
+
+
+def test_parts_are_added_in_order() -> None:
+    """In float32: (1e8 - 1e8) + 1 is 1, and 1e8 + (1 - 1e8) is 0."""
+    parts = jnp.asarray([[1e8], [-1e8], [1.0]], jnp.float32)
+    assert add_parts(parts).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_streamed_matrix_multiplies_as_it_does_unstreamed(has_bias: bool) -> None:
+    random = np.random.default_rng(7)
+    matrix = jnp.asarray(random.normal(size=(128, 256)), jnp.bfloat16)
+    x = jnp.asarray(random.normal(size=(3, 256)), jnp.bfloat16)
+    bias = jnp.asarray(random.normal(size=128), jnp.float32)
+
+    def product(value: Matrix) -> np.ndarray:
+        weight = BiasedWeight(value=value, bias=bias) if has_bias else Weight(value=value)
+        return np.asarray(jax.jit(lambda x: add_parts(linear_parts(x, weight)))(x))
+
+    plain = product(matrix)
+    reference = product(StreamedWeight(value=matrix, kernel="reference"))
+    np.testing.assert_array_equal(reference, plain)
+    simulated = product(StreamedWeight(value=matrix, kernel="simulated"))
+    np.testing.assert_allclose(simulated, plain, atol=1e-3)

@@ -11,6 +11,7 @@ import pytest
 from jaxinfer.checkpoint.checkpoint import open_checkpoint
 from jaxinfer.engine import build
 from jaxinfer.errors import ConfigError
+from jaxinfer.layers.stacked import stack_products
 from jaxinfer.quantize import sensitivity
 from jaxinfer.quantize.evaluate import evaluate_model, judge_rows
 from jaxinfer.quantize.ranking import Ranking
@@ -137,6 +138,26 @@ def test_nothing_is_compiled_for_a_part(folder: Path, tmp_path: Path) -> None:
         rows = rank(folder).rows
     assert counts[1:] == [0, 0]
     assert replace(rows[2], name=rows[0].name) == rows[0]
+
+
+@pytest.mark.parametrize("part", ["layer", "matrix"])
+def test_an_engine_that_stacks_matrices_ranks_alike(folder: Path, part: str) -> None:
+    """As on a GPU: q, k and v are one matrix, of which one part is rounded at a time."""
+    rows = rank(folder, part=part).rows
+
+    def stacked(params: Any, *_: Any) -> Any:
+        return stack_products(params)
+
+    with (
+        mock.patch.object(build, "kernels_of_weights", stacked),
+        mock.patch.object(sensitivity, "kernels_of_weights", stacked),
+        mock.patch.object(sensitivity, "judge_rows", wraps=judge_rows) as judging,
+    ):
+        found = rank(folder, part=part).rows
+    assert "qkv" in judging.call_args.args[0].engine.runner.params["layers"][0]
+    assert [row.name for row in found] == [row.name for row in rows]
+    for one, other in zip(found, rows, strict=True):
+        assert one.kl_mean == pytest.approx(other.kl_mean, rel=1e-4, abs=1e-9)
 
 
 def test_an_interrupted_ranking_goes_on(folder: Path, tmp_path: Path, by_layer: Ranking) -> None:

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from jaxinfer.jobs.plan_records import KernelPlan
+from pallas_kernels.dispatch import Platform
+from pallas_kernels.triton_compat import why_not_triton
 
 A100 = (80, 32)  # compute capability times ten, threads of a warp
 
@@ -28,9 +30,9 @@ def needs_triton(test: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def needs_jax_triton(test: Callable[..., Any]) -> Callable[..., Any]:
-    """Skips a test where one of the packages that launch kernels is missing."""
-    is_missing = importlib.util.find_spec("jax_triton") is None
-    return needs_triton(pytest.mark.skipif(is_missing, reason="jax-triton is not installed")(test))
+    """Skips a test where the packages that launch kernels are missing, or do not fit together."""
+    reason = why_not_triton(Platform(kind="gpu", compute_capability=(8, 0)))
+    return pytest.mark.skipif(reason is not None, reason=str(reason))(test)
 
 
 def needs_interpreter(test: Callable[..., Any]) -> Callable[..., Any]:
