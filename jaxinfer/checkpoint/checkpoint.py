@@ -18,6 +18,7 @@ from jaxinfer.checkpoint.hf_config import CONFIG_FILE, read_generation_config, r
 from jaxinfer.checkpoint.json_file import read_json
 from jaxinfer.checkpoint.leaf_match import match_leaves, num_elements
 from jaxinfer.checkpoint.leaf_source import LeafSource
+from jaxinfer.checkpoint.native import NativeFiles, native_sources, open_native
 from jaxinfer.checkpoint.quant_formats.gguf_blocks import GgufBlocks
 from jaxinfer.checkpoint.quant_formats.quant_config import read_quant_format
 from jaxinfer.checkpoint.quant_formats.quant_format import QuantFormat
@@ -67,11 +68,17 @@ def open_checkpoint(model: str | Path, *, show_progress: bool = True) -> Checkpo
         CheckpointError: not found, missing files, or damaged. UnsupportedError: not run.
     """
     source = resolve_source(model, show_progress=show_progress)
-    if source.kind == "gguf":
+    tensors: TensorSource
+    quant_format: QuantFormat | None
+    if source.kind == "native":
+        config, architecture, _ = read_hf_config(source.path)
+        tensors, quant_format = open_native(source.path, architecture.leaves(config))
+        metadata, generation = None, read_generation_config(source.path)
+    elif source.kind == "gguf":
         tensors = open_gguf(source.path)
         config, architecture = read_gguf_config(tensors.metadata, tensors)
         metadata, generation = tensors.metadata, {}
-        quant_format: QuantFormat | None = GgufBlocks(tensors)
+        quant_format = GgufBlocks(tensors)
     else:
         read_json(source.path / CONFIG_FILE)
         find_safetensors(source.path)  # missing shards are named whatever the config says
@@ -101,9 +108,11 @@ def find_sources(checkpoint: Checkpoint) -> dict[Leaf, LeafSource | StackedMatri
     Raises:
         CheckpointError, UnsupportedError: as `match_leaves`.
     """
-    leaves = jax.tree.leaves(checkpoint.architecture.leaves(checkpoint.config))
+    tree = checkpoint.architecture.leaves(checkpoint.config)
+    if isinstance(checkpoint.tensors, NativeFiles):
+        return native_sources(checkpoint.tensors, tree)
     return match_leaves(
-        leaves,
+        jax.tree.leaves(tree),
         checkpoint.config,
         checkpoint.tensors,
         checkpoint.kind,

@@ -53,7 +53,7 @@ def read_gguf_config(
         if "ropes" not in fields:
             fields["ropes"] = (_rope(reader, name, fields["head_dim"], tensors, architecture),)
         config = ModelConfig(architecture=architecture.name, **fields)
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(f"{place} has metadata of a wrong kind: {error}") from error
     return config, architecture
 

@@ -47,14 +47,13 @@ def read_hf_config(folder: Path) -> tuple[ModelConfig, Architecture, dict[str, A
             fields["activation"] = _activation(merged)
         if "ropes" not in fields:
             fields["ropes"] = (_rope(merged, fields["head_dim"]),)
-        fields["max_position"] = _longest_context(fields)
         config = ModelConfig(
             architecture=architecture.name,
             bos_token_id=next(iter(merged.token_ids("bos_token_id")), None),
             eos_token_ids=_eos_token_ids(folder, merged),
             **fields,
         )
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(f"{path} holds a value of a wrong kind: {error}; mend it") from error
     return config, architecture, dict(raw)
 
@@ -130,12 +129,6 @@ def _rope(raw: ConfigReader, head_dim: int) -> RopeConfig:
             "keep one of them"
         )
     return ropes[0]
-
-
-def _longest_context(fields: dict[str, Any]) -> int:
-    """Dynamic scaling carries a model past the positions that config.json gives it."""
-    factors = [rope.factor for rope in fields["ropes"] if rope.scaling == "dynamic"]
-    return int(fields["max_position"] * max([1.0, *factors]))
 
 
 def _eos_token_ids(folder: Path, raw: ConfigReader) -> tuple[int, ...]:

@@ -150,7 +150,7 @@ def _scaling(rope: RopeConfig, config: ModelConfig) -> dict[str, Any] | None:
     if not keys:
         return None
     said: dict[str, Any] = {"rope_type": rope.scaling, **{key: getattr(rope, key) for key in keys}}
-    if rope.scaling != "linear":
+    if rope.scaling != "linear" or rope.original_max_position != config.max_position:
         said["original_max_position_embeddings"] = rope.original_max_position
     return said
 

@@ -34,6 +34,7 @@ Place = Callable[[np.ndarray, Leaf], jax.Array]
 _BLOCK_BYTES = 8 * 2**20  # of float32: decoding wants a few times this
 _ALIGNMENT = 64  # what the CPU backend needs to use a buffer as it is
 _WEIGHT_DTYPES = ("bfloat16", "float32")
+_FLOAT32 = np.dtype(np.float32)
 
 
 def packed_forms(sources: Mapping[Leaf, LeafSource | StackedMatrices]) -> dict[Leaf, PackedForm]:
@@ -134,8 +135,24 @@ def read_leaf(kind: CheckpointKind, leaf: Leaf, source: LeafSource | StackedMatr
     Raises:
         CheckpointError: a value that is not finite.
     """
+    return read_arrays(kind, leaf, source)["value"]
+
+
+def read_arrays(
+    kind: CheckpointKind,
+    leaf: Leaf,
+    source: LeafSource | StackedMatrices,
+    *,
+    form: PackedForm | None = None,
+    dtype: np.dtype = _FLOAT32,
+) -> dict[str, np.ndarray]:
+    """One leaf on the host: the arrays of its packed form, or its "value" in `dtype`.
+
+    Raises:
+        CheckpointError: a value that is not finite.
+    """
     with tqdm(disable=True) as bar:
-        return _read(kind, leaf, source, None, np.dtype(np.float32), bar)["value"]
+        return _read(kind, leaf, source, form, dtype, bar)
 
 
 def _place_by_default(value: np.ndarray, leaf: Leaf) -> jax.Array:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.checkpoint.demo_models import DEMO_MODELS, fetch_demo
+from jaxinfer.checkpoint.native_form import is_native
 from jaxinfer.checkpoint.tensor_file import CheckpointKind
 from jaxinfer.errors import CheckpointError
 
@@ -65,7 +66,7 @@ def _local_source(path: Path) -> Source:
     if path.is_file():
         return _file_source(path)
     if (path / "config.json").is_file():
-        return Source(kind="hf", path=path, folder=path)
+        return Source(kind="native" if is_native(path) else "hf", path=path, folder=path)
     files = sorted(file.name for file in path.glob("*.gguf"))
     first = [name for name in files if _FIRST_PART.fullmatch(name)]
     if len(files) == 1 or (len(first) == 1 and all(_LATER_PART.fullmatch(x) for x in files)):

@@ -67,7 +67,7 @@ def decide_storage(
         ConfigError: rounding a checkpoint that somebody has quantized with care, or rounding inputs
             of layers that are not packed, or of a checkpoint that says nothing of them.
     """
-    if quantization is not None and checkpoint.kind == "hf" and checkpoint.quant_format:
+    if quantization is not None and checkpoint.kind != "gguf" and checkpoint.quant_format:
         raise ConfigError(
             f"quantization={quantization.method!r} rounds float models, {checkpoint.path} is "
             f"quantized already ({checkpoint.quantization}); leave quantization out"
@@ -157,6 +157,12 @@ def _storage(
         reason=reason,
         round_inputs=activations == "checkpoint",
     )
+
+
+def is_rounded(source: Source) -> bool:
+    """True for what `quantization=` rounds as it is read; all experts of a stack are kept alike."""
+    one = source.experts[0] if isinstance(source, StackedMatrices) else source
+    return isinstance(one, RoundedMatrix)
 
 
 def _rounded(leaf: Leaf, source: Source, quantization: Quantization, num_layers: int) -> Source:

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from jaxinfer.errors import CheckpointError
 
-CheckpointKind = Literal["hf", "gguf"]
+CheckpointKind = Literal["hf", "gguf", "native"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

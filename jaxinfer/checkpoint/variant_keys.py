@@ -97,6 +97,8 @@ _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
             "attention.max_alibi_bias",
             "attention.q_lora_rank",
             "attention.shared_kv_layers",
+            "attention.sliding_window_pattern",
+            "attention.temperature_length",
             "attn_logit_softcapping",
             "embedding_scale",
             "expert_shared_count",
@@ -104,11 +106,15 @@ _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
             "final_logit_softcapping",
             "leading_dense_block_count",
             "nextn_predict_layers",
+            "rope.dimension_sections",
             "use_parallel_residual",
         ),
         _OFF,
     ),
-    **dict.fromkeys(("attention.scale", "logit_scale", "residual_scale"), (0, 0.0, 1, 1.0)),
+    **dict.fromkeys(
+        ("attention.scale", "attention.output_scale", "logit_scale", "residual_scale"),
+        (0, 0.0, 1, 1.0),
+    ),
     **dict.fromkeys(
         (
             "expert_gating_func",  # 1 is the softmax over all experts
@@ -121,6 +127,14 @@ _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
         (0, 0.0, 1, 1.0),
     ),
     "expert_weights_norm": (True,),
+}
+# Of layers that slide: neutral where they are what all layers have.
+_GGUF_SLIDING = {
+    f"{key}_swa": key
+    for key in (
+        *("attention.key_length", "attention.value_length"),
+        *("rope.dimension_count", "rope.freq_base"),
+    )
 }
 
 
@@ -136,6 +150,14 @@ def refuse_variants(
         UnsupportedError: such a key, with its value.
     """
     _refuse(raw, _HF_NEUTRAL, honoured, architecture, place)
+    kinds = raw.get("layer_types") or []
+    if "layer_types" not in honoured and (
+        not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
+    ):
+        raise UnsupportedError(
+            f"{place}: layer_types={kinds!r}: {architecture} is run with full attention in all "
+            "layers; it is another architecture under that name"
+        )
 
 
 def refuse_gguf_variants(
@@ -143,6 +165,8 @@ def refuse_gguf_variants(
 ) -> None:
     """The same for the metadata of a GGUF file, whose keys begin with `prefix` and a dot."""
     neutral = {f"{prefix}.{key}": values for key, values in _GGUF_NEUTRAL.items()}
+    for key, other in _GGUF_SLIDING.items():
+        neutral[f"{prefix}.{key}"] = (None, metadata.get(f"{prefix}.{other}"))
     _refuse(metadata, neutral, {f"{prefix}.{key}" for key in honoured}, prefix, place)
 
 

@@ -217,9 +217,9 @@ def _sizes(ask: EngineConfig, device: Device) -> tuple[int, int, tuple[int, ...]
 def _max_model_len(ask: EngineConfig, model: ModelConfig) -> int:
     if ask.max_model_len is None:
         return min(model.default_context, 8192)
-    if ask.max_model_len > model.max_position:
+    if ask.max_model_len > model.longest_context:
         raise ConfigError(
-            f"max_model_len={ask.max_model_len} is more than the model's {model.max_position} "
+            f"max_model_len={ask.max_model_len} is more than the model's {model.longest_context} "
             "positions; choose a smaller one"
         )
     return ask.max_model_len
@@ -265,13 +265,19 @@ def _draft_tokens(ask: EngineConfig, max_len: int) -> int:
 
 
 def _verify_widths(ask: EngineConfig, slots: int, device: Device) -> tuple[int, ...]:
-    """Verify programs. On a CPU drafting pays while few requests run: two narrow ones."""
+    """Verify programs, as wide as requests may draft together. On a CPU a narrow one beside it.
+
+    Drafting pays while few requests run: on a GPU a step of all slots, with all their drafts, would
+    have so many rows that multiplying takes longer than reading the weights does.
+    """
     if not ask.speculative_config:
         return ()
-    widths, table = _decode_widths(slots, device), ask.speculative_config.tokens_by_running
+    wanted, widths = ask.speculative_config, _decode_widths(slots, device)
+    most = wanted.drafting_table[-1][0]
     if device.platform != "cpu":
-        return widths
-    most = table[-1][0] if table else widths[:2][-1]
+        return (min(most, slots),)
+    if wanted.tokens_by_running is None:
+        most = widths[:2][-1]  # others ride along
     widest = next((width for width in widths if width >= most), widths[-1])
     return tuple(sorted({widths[0], widest}))
 

@@ -35,6 +35,7 @@ class ModelConfig:
     V vocab_size. `windows[i]` is layer i's sliding window in tokens (the token itself included),
     0 for full attention; `layer_ropes[i]` is its index into `ropes`, None where it turns nothing. A
     softcap of 0 is off. `mlp_size` is of dense mlps; `experts` is None where all are.
+    `max_position` is what the file gives; scaled ropes may reach further (`longest_context`).
     """
 
     architecture: str  # a name in models/registry.py
@@ -108,6 +109,15 @@ class ModelConfig:
         limits = [r.original_max_position for r in self.ropes if r.depends_on_context]
         return min([self.max_position, *limits])
 
+    @property
+    def longest_context(self) -> int:
+        """Tokens that the model may be run with: what the rope of every layer reaches.
+
+        Example: `max_position` 32768 and YaRN of factor 4 over 32768: 131072. Gemma 3 scales the
+        rope of some layers only, and its `max_position` is scaled already: it stays.
+        """
+        return min(rope.longest_context(self.max_position) for rope in self.ropes)
+
     def _check_ropes(self) -> None:
         for rope in self.ropes:
             turned = rope.rotary_dim or self.head_dim
@@ -115,6 +125,11 @@ class ModelConfig:
                 raise CheckpointError(
                     f"rope rotary_dim={turned} must be at most head_dim={self.head_dim}; "
                     "mend the config"
+                )
+            if rope.scaling == "dynamic" and turned < 4:
+                raise CheckpointError(
+                    f"dynamic rope scaling with {turned} values of a head turned: it needs 4 or "
+                    "more, for a second frequency; mend the config"
                 )
             for name in ("divisors", "long_divisors"):
                 if len(getattr(rope, name)) not in (0, turned // 2):

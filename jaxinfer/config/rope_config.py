@@ -22,6 +22,20 @@ _KIND_NAMES: dict[str, RopeScaling] = {
     "longrope": "longrope",
     "su": "longrope",
 }
+# What a rope entry may hold. "finetuned" says how a model was made, not how it is run.
+_KEYS = frozenset(
+    (
+        *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings"),
+        *("partial_rotary_factor", "low_freq_factor", "high_freq_factor"),
+        *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+        *("short_factor", "long_factor", "finetuned"),
+    )
+)
+_POSITIVE = ("theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
+_POSITIVE += ("attention_factor",)
+_MOST_TOKENS = 2**31 - 1  # positions are int32
+# A length of 1 has a logarithm of 0, by which longrope divides.
+_LEAST_ORIGINAL = {"dynamic": 1, "llama3": 1, "yarn": 1, "longrope": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +44,7 @@ class RopeConfig:
 
     scaling: "dynamic" and "longrope" have two sets of frequencies, one for contexts up to
         `original_max_position` and one for longer ones.
+    original_max_position: the trained context, which scaling stretches; 0 without scaling.
     rotary_dim: leading values of a head that are turned; 0 for all.
     divisors: one a frequency, after any scaling (`rope_freqs.weight` of a GGUF file, or longrope's
         short factors). long_divisors: in their place for longer contexts.
@@ -54,12 +69,20 @@ class RopeConfig:
         """Whether a longer context has other frequencies."""
         return self.scaling in ("dynamic", "longrope")
 
+    def longest_context(self, max_position: int) -> int:
+        """Tokens that it reaches in a model whose file gives `max_position`.
+
+        Whether the file's length is the trained or the stretched one, only
+        `original_max_position_embeddings` says. Without it, it is the trained one under "linear",
+        "dynamic" and "yarn", as transformers has it ("don't update max_position_embeddings"), and
+        the stretched one under "llama3" and "longrope", as their checkpoints have it.
+        """
+        if self.scaling not in ("linear", "dynamic", "yarn"):
+            return max_position
+        return max(max_position, int(min(self.original_max_position * self.factor, _MOST_TOKENS)))
+
     def __post_init__(self) -> None:
-        if not self.theta > 0 or not self.factor > 0:
-            raise CheckpointError(
-                f"rope theta={self.theta} and factor={self.factor} must be positive; "
-                "mend the rope entries of the checkpoint's config"
-            )
+        self._check_numbers()
         if self.rotary_dim < 0 or self.rotary_dim % 2:
             raise CheckpointError(
                 f"rope rotary_dim={self.rotary_dim} must be even: pairs are turned; mend the "
@@ -76,6 +99,27 @@ class RopeConfig:
                 f"rope low_freq_factor={self.low_freq_factor} must be below high_freq_factor="
                 f"{self.high_freq_factor}; mend the rope entries of the checkpoint's config"
             )
+        if self.scaling == "yarn" and not (self.theta > 1 and self.beta_slow <= self.beta_fast):
+            raise CheckpointError(
+                f"rope theta={self.theta} must be above 1 under 'yarn', and beta_slow="
+                f"{self.beta_slow} at most beta_fast={self.beta_fast}; mend the rope entries of "
+                "the checkpoint's config"
+            )
+
+    def _check_numbers(self) -> None:
+        for name in _POSITIVE:
+            if not 0 < getattr(self, name) < math.inf:
+                raise CheckpointError(
+                    f"rope {name}={getattr(self, name)} must be a positive number; mend the rope "
+                    "entries of the checkpoint's config"
+                )
+        least = _LEAST_ORIGINAL.get(self.scaling, 0)
+        if not least <= self.original_max_position <= _MOST_TOKENS:
+            raise CheckpointError(
+                f"rope original_max_position={self.original_max_position} must be {least} or more "
+                f"under {self.scaling!r}, and at most {_MOST_TOKENS}; mend the "
+                "original_max_position_embeddings of the checkpoint's config"
+            )
 
 
 def rope_from_config(
@@ -90,20 +134,22 @@ def rope_from_config(
         rotary_dim: leading values of a head that are turned; 0 for all.
 
     Raises:
-        UnsupportedError: a rope type that jaxinfer does not implement.
-        CheckpointError: a field the type needs is missing.
+        UnsupportedError: a rope type or a key that jaxinfer does not implement.
+        CheckpointError: a field the type needs is missing, or one is no number that it may be.
     """
+    _refuse_unknown(entry)
     name = _type_name(entry)
     if entry.get("partial_rotary_factor") not in (None, 1.0) and not rotary_dim:
         raise UnsupportedError(
             f"partial_rotary_factor={entry['partial_rotary_factor']} is not supported: only 1.0 is"
         )
-    fields: dict[str, Any] = {"theta": float(entry.get("rope_theta") or theta)}
+    fields: dict[str, Any] = {"theta": _number(entry, "rope_theta", theta)}
     fields |= {"scaling": _KIND_NAMES[name], "rotary_dim": rotary_dim}
-    original = int(entry.get("original_max_position_embeddings") or max_position)
+    original = _original(entry, max_position)
     match fields["scaling"]:
         case "linear":
             fields["factor"] = _needed(entry, "factor", name)
+            fields["original_max_position"] = original
         case "dynamic":
             fields["factor"] = _needed(entry, "factor", name)
             fields["original_max_position"] = max_position
@@ -123,10 +169,10 @@ def _yarn_fields(entry: Mapping[str, Any], original: int) -> dict[str, Any]:
     return {
         "factor": factor,
         "original_max_position": original,
-        "beta_fast": float(entry.get("beta_fast") or 32.0),
-        "beta_slow": float(entry.get("beta_slow") or 1.0),
+        "beta_fast": _number(entry, "beta_fast", 32.0),
+        "beta_slow": _number(entry, "beta_slow", 1.0),
         "attention_factor": _yarn_attention_factor(entry, factor),
-        "truncate": bool(entry.get("truncate", True)),
+        "truncate": _flag(entry, "truncate", True),
     }
 
 
@@ -140,13 +186,11 @@ def _longrope_fields(entry: Mapping[str, Any], original: int, max_position: int)
                 f"{entry.get(key)!r}; add it to config.json"
             )
         factors[ours] = tuple(float(value) for value in entry[key])
-    magnitude = entry.get("attention_factor")
-    if magnitude is None:
-        stretch = float(entry.get("factor") or max_position / original)
-        magnitude = 1.0
-        if stretch > 1.0:
-            magnitude = math.sqrt(1 + math.log(stretch) / math.log(original))
-    return {**factors, "original_max_position": original, "attention_factor": float(magnitude)}
+    stretch, magnitude = _number(entry, "factor", max_position / original), 1.0
+    if stretch > 1.0 and original > 1:
+        magnitude = math.sqrt(1 + math.log(stretch) / math.log(original))
+    magnitude = _number(entry, "attention_factor", magnitude)
+    return {**factors, "original_max_position": original, "attention_factor": magnitude}
 
 
 def rotary_size(head_dim: int, fraction: float) -> int:
@@ -173,8 +217,57 @@ def _type_name(entry: Mapping[str, Any]) -> str:
         raise UnsupportedError(
             f"rope type {name!r} is not supported; supported: {', '.join(sorted(_KIND_NAMES))}"
         )
+    if entry.get("short_factor") is None:
+        return name or "default"
+    if name is not None and _KIND_NAMES[name] not in ("yarn", "longrope"):
+        raise CheckpointError(
+            f"the rope entry has short_factor beside rope type {name!r}, which has none; "
+            "mend the type, or take the factors out"
+        )
     # Phi-3 files of the first days say "yarn" where they mean longrope.
-    return "longrope" if "short_factor" in entry else name or "default"
+    return "longrope"
+
+
+def _refuse_unknown(entry: Mapping[str, Any]) -> None:
+    for key, value in entry.items():
+        if isinstance(value, Mapping):
+            raise UnsupportedError(
+                f"the rope entry has an entry of its own under {key!r}={dict(value)}: this family "
+                "is run with one rope for all layers, which is not one for each kind of them"
+            )
+        if key not in _KEYS and value is not None:
+            raise UnsupportedError(
+                f"the rope entry has {key}={value!r}, which is not supported; known: "
+                f"{', '.join(sorted(_KEYS))}"
+            )
+
+
+def _number(entry: Mapping[str, Any], key: str, default: float) -> float:
+    value = default if entry.get(key) is None else entry[key]
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise CheckpointError(
+            f"{key}={value!r} of the rope entry must be a positive number; mend the config"
+        )
+    return float(value)
+
+
+def _flag(entry: Mapping[str, Any], key: str, default: bool) -> bool:
+    if type(entry.get(key, default)) is not bool:
+        raise CheckpointError(
+            f"{key}={entry[key]!r} of the rope entry must be true or false; mend the config"
+        )
+    return entry.get(key, default)
+
+
+def _original(entry: Mapping[str, Any], max_position: int) -> int:
+    length = entry.get("original_max_position_embeddings")
+    length = max_position if length is None else length
+    if type(length) is not int or length < 1:
+        raise CheckpointError(
+            f"original_max_position_embeddings={length!r} of the rope must be a positive integer; "
+            "mend the config"
+        )
+    return length
 
 
 def rope_from_gguf(
@@ -203,7 +296,8 @@ def rope_from_gguf(
     entry: dict[str, Any] = {
         "rope_type": kind,
         "factor": factor,
-        "original_max_position_embeddings": metadata.get(f"{prefix}original_context_length"),
+        "original_max_position_embeddings": metadata.get(f"{prefix}original_context_length")
+        or None,
         "beta_fast": metadata.get(f"{prefix}yarn_beta_fast"),
         "beta_slow": metadata.get(f"{prefix}yarn_beta_slow"),
     }
@@ -231,12 +325,11 @@ def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
 
 
 def _yarn_attention_factor(entry: Mapping[str, Any], factor: float) -> float:
-    if entry.get("attention_factor") is not None:
-        return float(entry["attention_factor"])
-    mscale, mscale_all = entry.get("mscale"), entry.get("mscale_all_dim")
-    if mscale and mscale_all:
-        return yarn_magnitude(factor, mscale) / yarn_magnitude(factor, mscale_all)
-    return yarn_magnitude(factor)
+    magnitude = yarn_magnitude(factor)
+    if entry.get("mscale") and entry.get("mscale_all_dim"):
+        scales = [_number(entry, key, 1.0) for key in ("mscale", "mscale_all_dim")]
+        magnitude = yarn_magnitude(factor, scales[0]) / yarn_magnitude(factor, scales[1])
+    return _number(entry, "attention_factor", magnitude)
 
 
 def _needed(entry: Mapping[str, Any], key: str, kind: str) -> float:
@@ -245,4 +338,4 @@ def _needed(entry: Mapping[str, Any], key: str, kind: str) -> float:
             f"rope type {kind!r} needs {key!r}, the config's rope entry has only "
             f"{sorted(entry)}; add it to config.json"
         )
-    return float(entry[key])
+    return _number(entry, key, 1.0)

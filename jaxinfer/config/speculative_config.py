@@ -10,6 +10,7 @@ from jaxinfer.config.quantization import Quantization, quantization_from
 from jaxinfer.errors import ConfigError, UnsupportedError
 
 MAX_DRAFT_TOKENS = 512
+DEFAULT_RUNNING = 4  # requests in a step up to which drafting pays where nothing was set
 METHODS = ("ngram", "draft_model", "self")
 _PLANNED_METHODS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
 # Options that only some methods look at.
@@ -31,7 +32,7 @@ class SpeculativeConfig:
     quantization: of what drafts: "int8", "int4" or "fp8", or a mapping of `Quantization`'s fields.
     num_layers: of "self": only so many layers draft, the first ones.
     prompt_lookup_max, prompt_lookup_min: lengths of the n-grams, the longest is tried first.
-    tokens_by_running: pairs (up to so many running requests, draft so many tokens), ascending;
+    tokens_by_running: pairs (up to so many requests in a step, draft so many tokens), ascending;
         above the last pair nothing is drafted. None decides: it pays while few requests run.
     adaptive: a request whose drafts are not accepted drafts only now and then.
     """
@@ -45,6 +46,11 @@ class SpeculativeConfig:
     prompt_lookup_min: int = 2
     tokens_by_running: tuple[tuple[int, int], ...] | None = None
     adaptive: bool = True
+
+    @property
+    def drafting_table(self) -> tuple[tuple[int, int], ...]:
+        """`tokens_by_running`, decided where it was not set."""
+        return self.tokens_by_running or ((DEFAULT_RUNNING, self.num_speculative_tokens),)
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:

@@ -179,7 +179,7 @@ def _drafter(
     decoding, drafting = read_bytes(shapes, config, draft, geometry)
     cost = drafting / decoding
     drafter = ModelDrafter(
-        ask.speculative_config, widest, max_position=draft.max_position, cost=cost
+        ask.speculative_config, widest, max_position=draft.longest_context, cost=cost
     )
     if ask.speculative_config.adaptive and not drafter.can_pay:
         _log.warning(

@@ -13,8 +13,7 @@ import jax
 from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from jaxinfer.checkpoint.leaf_match import num_elements
 from jaxinfer.checkpoint.load import abstract_params, load_params
-from jaxinfer.checkpoint.round_to_nearest import RoundedMatrix
-from jaxinfer.checkpoint.storage import Storage, decide_storage
+from jaxinfer.checkpoint.storage import Storage, decide_storage, is_rounded
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import DraftNeeds
 from jaxinfer.config.model_config import ModelConfig
@@ -125,7 +124,7 @@ def draft_model(
     if wanted.method == "self":
         config = _first_layers(config, wanted.num_layers)
         filled = storage.sources.items() if wanted.quantization else ()
-        own = frozenset(leaf for leaf, source in filled if isinstance(source, RoundedMatrix))
+        own = frozenset(leaf for leaf, source in filled if is_rounded(source))
     return DraftModel(config=config, architecture=architecture, storage=storage, own=own)
 
 
@@ -137,11 +136,16 @@ def _first_layers(config: ModelConfig, count: int | None) -> ModelConfig:
             f"speculative_config num_layers={count}: the model has {config.num_layers} layers; "
             "choose fewer"
         )
+    experts = config.experts
+    if experts is not None:
+        sparse = experts.is_sparse[:count]
+        experts = replace(experts, is_sparse=sparse) if any(sparse) else None
     return replace(
         config,
         num_layers=count,
         windows=config.windows[:count],
         layer_ropes=config.layer_ropes[:count],
+        experts=experts,
     )
 
 

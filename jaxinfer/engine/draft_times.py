@@ -21,7 +21,7 @@ class DraftTimes:
     """Running totals.
 
     instead_seconds: what the tokens of all rounds would have taken without drafts: for each round
-    its tokens a row times a decode step of its width, as long as those took of late.
+    its tokens a row times a decode step of its rows, as long as those took of late.
     """
 
     num_rounds: int = 0
@@ -38,7 +38,8 @@ class DraftTimes:
     def see_round(
         self, width: int, *, draft_s: float, verify_s: float, tokens_a_row: float
     ) -> None:
-        """Notes a round; tokens_a_row: that it gave each of its requests, on average."""
+        """Notes a round; width: of the decode program that would have served its rows;
+        tokens_a_row: that it gave each of its requests, on average."""
         self.num_rounds += 1
         self.draft_seconds += draft_s
         self.verify_seconds += verify_s
@@ -54,5 +55,7 @@ class DraftTimes:
             "spec_decode_num_rounds": float(self.num_rounds),
             "spec_decode_draft_seconds": self.draft_seconds,
             "spec_decode_verify_seconds": self.verify_seconds,
+            "spec_decode_instead_seconds": self.instead_seconds,
+            "spec_decode_compared_seconds": compared,
             "spec_decode_estimated_gain": self.instead_seconds / compared if compared else 0.0,
         }

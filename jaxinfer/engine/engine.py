@@ -23,9 +23,7 @@ from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.config.step_plan import (
     DecodePlan,
     PrefillPlan,
-    StepResult,
     VerifyPlan,
-    VerifyResult,
 )
 from jaxinfer.engine.draft_times import DraftTimes
 from jaxinfer.engine.intake import Intake
@@ -205,12 +203,12 @@ class Engine:
             drafted_s = self._wait_for_drafts(flight)
             result = self.runner.read(flight.launched)
         now = time.perf_counter()
-        self._see_step(flight, result, drafted_s, now)
         with self.timeline.span("text", "text"):
-            failed = self._score_prompts(flight)
-            deltas = [self._take_in(request, now) for request in failed]
+            failed = [self._take_in(request, now) for request in self._score_prompts(flight)]
             came = self.scheduler.update(flight.step, result)
-            return deltas + [self._take_in(request, now) for request in came]
+            taken = [self._take_in(request, now) for request in came]
+        self._see_step(flight, drafted_s, now, num_taken=len(taken))
+        return failed + taken
 
     def _wait_for_drafts(self, flight: _Flight) -> float:
         """When the steps that draft for this one were done; its launch, where there were none."""
@@ -220,10 +218,11 @@ class Engine:
         self.runner.wait_for_drafts(flight.launched)
         return time.perf_counter()
 
-    def _see_step(
-        self, flight: _Flight, result: StepResult | VerifyResult, drafted_s: float, now: float
-    ) -> None:
-        """Counts a step's time: from its launch, or from the end of the step before it."""
+    def _see_step(self, flight: _Flight, drafted_s: float, now: float, *, num_taken: int) -> None:
+        """Counts a step's time: from its launch, or from the end of the step before it.
+
+        num_taken: tokens that it gave, without those after a request's end.
+        """
         start = max(flight.launched_s, self._read_s)
         self._read_s = now
         self.timeline.event(flight.name, "device", start, now, rows=len(flight.step.rows))
@@ -233,18 +232,15 @@ class Engine:
         else:
             self.metrics.num_decode_steps += 1
             self.metrics.decode_seconds += now - start
-            self._see_drafts(flight, result, start, drafted_s, now)
+            tokens_a_row = num_taken / len(flight.step.rows)
+            self._see_drafts(flight, start, drafted_s, now, tokens_a_row)
 
     def _see_drafts(
-        self,
-        flight: _Flight,
-        result: StepResult | VerifyResult,
-        start: float,
-        drafted_s: float,
-        now: float,
+        self, flight: _Flight, start: float, drafted_s: float, now: float, tokens_a_row: float
     ) -> None:
-        width, num_rows = flight.step.plan.slots.size, len(flight.step.rows)
-        if not isinstance(result, VerifyResult):
+        rows, widths = len(flight.step.rows), self.runner.geometry.decode_widths
+        width = next(one for one in widths if one >= rows)
+        if not isinstance(flight.step.plan, VerifyPlan):
             self._draft_times.see_decode(width, now - start)
             return
         drafted_s = max(drafted_s, start)
@@ -253,7 +249,7 @@ class Engine:
             width,
             draft_s=drafted_s - start + on_host,
             verify_s=now - drafted_s,
-            tokens_a_row=1 + float(result.num_accepted[:num_rows].mean()),
+            tokens_a_row=tokens_a_row,
         )
 
     def _score_prompts(self, flight: _Flight) -> list[Request]:

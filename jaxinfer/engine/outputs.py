@@ -42,6 +42,8 @@ class RequestMetrics:
     of the longest completion, None for a single token. queue_time_s: arrival to admission.
     prefill_time_s: admission to first token. decode_time_s: from there to the end of the last
     completion. None where it never came so far. num_cached_tokens: as in `RequestOutput`.
+    num_drafts: steps that verified drafts of it. accepted_per_position: how often the draft at each
+    place stood, up to the last that ever did.
     """
 
     time_to_first_token_s: float | None
@@ -56,6 +58,13 @@ class RequestMetrics:
     num_preemptions: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
+    num_drafts: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens that a draft gave on average, with the one that the model adds; 0 of none."""
+        return 1 + self.num_accepted_draft_tokens / self.num_drafts if self.num_drafts else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

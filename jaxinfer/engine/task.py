@@ -1,5 +1,7 @@
 """HOST. One prompt under way: its n requests, their text, and the output made of them."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jaxinfer.config.sampling_params import SamplingParams
@@ -206,7 +208,14 @@ def _metrics(task: Task) -> RequestMetrics:
         num_preemptions=sum(request.num_preemptions for request in requests),
         num_draft_tokens=sum(one.draft_counts.num_draft_tokens for one in requests),
         num_accepted_draft_tokens=sum(one.draft_counts.num_accepted_tokens for one in requests),
+        num_drafts=sum(one.draft_counts.num_drafts for one in requests),
+        accepted_per_position=_per_position(requests),
     )
+
+
+def _per_position(requests: Sequence[Request]) -> tuple[int, ...]:
+    every = sum((one.draft_counts.per_position for one in requests), Counter[int]())
+    return tuple(every[place] for place in range(max(every, default=-1) + 1))
 
 
 def _earliest(times) -> float | None:

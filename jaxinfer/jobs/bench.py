@@ -4,10 +4,12 @@ Knows the engine's `add` and `step`; the requests are `bench_workload`'s.
 """
 
 import json
+import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -116,8 +118,11 @@ def _served(task: "Task") -> "RequestOutput":
     return output
 
 
-def drafted_between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """What was drafted between two snapshots; empty where nothing was."""
+def drafted_between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:
+    """What was drafted between two snapshots; empty where nothing was.
+
+    An estimated gain of 0 says that there was nothing to compare with.
+    """
 
     def made(name: str) -> float:
         return after.get(f"spec_decode_{name}", 0.0) - before.get(f"spec_decode_{name}", 0.0)
@@ -131,8 +136,15 @@ def drafted_between(before: Mapping[str, float], after: Mapping[str, float]) -> 
         "mean_acceptance_length": 1 + made("num_accepted_tokens") / made("num_drafts"),
         "draft_seconds": made("draft_seconds"),
         "verify_seconds": made("verify_seconds"),
-        "estimated_gain": after["spec_decode_estimated_gain"],
+        "accepted_per_position": _per_position(made),
+        "estimated_gain": made("instead_seconds") / (made("compared_seconds") or math.inf),
     }
+
+
+def _per_position(made: Callable[[str], float]) -> list[float]:
+    """The share of drafts that stood at each place, up to the last that ever did."""
+    places = (f'num_accepted_tokens_per_pos{{position="{place}"}}' for place in count())
+    return [stood / made("num_drafts") for stood in takewhile(bool, map(made, places))]
 
 
 def _add(llm: "LLM", request: BenchRequest, prompts: PromptMaker) -> "Task":
@@ -182,4 +194,8 @@ def _rows(*measured: dict[str, Any]) -> list[tuple[str, ...]]:
     for name, key, digits in _DRAFT_ROWS if any(drafted) else ():
         shown = (f"{one[key]:,.{digits}f}" if one else "–" for one in drafted)
         rows.append((name, *shown))
+    if any(drafted):
+        shares = [one.get("accepted_per_position", []) for one in drafted]
+        shown = (" ".join(f"{share:.2f}" for share in one) or "–" for one in shares)
+        rows.append(("accepted by place", *shown))
     return rows

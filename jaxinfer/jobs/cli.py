@@ -110,14 +110,16 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Complete prompts. Exits with 2 where single requests ended with an error."""
-    from jaxinfer.jobs.generate import gather_prompts, print_outputs
+    from jaxinfer.jobs.generate import gather_prompts, print_drafts, print_outputs
 
     prompts = gather_prompts(prompt or [], prompt_file)
     params = make_sampling_params(sampling)
     few = {"max_num_seqs": FEW_SLOTS} if len(prompts) <= FEW_SLOTS else {}
     with session.open_llm(model, **{**few, **engine}) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=len(prompts) > 1 and not as_json)
-    if print_outputs(outputs, as_json=as_json, console=Console(highlight=False)):
+    num_errors = print_outputs(outputs, as_json=as_json, console=Console(highlight=False))
+    print_drafts(outputs, Console(stderr=True, highlight=False))
+    if num_errors:
         raise typer.Exit(ROW_ERRORS_EXIT)
 
 
@@ -225,6 +227,19 @@ def quantize(
         calibration=calibration,
         overwrite=overwrite,
     )
+
+
+@app.command()
+def convert(
+    model: Model,
+    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint of any kind as a native one: what would run, and nothing is rounded."""
+    from jaxinfer.jobs.quantize_command import convert_and_report
+
+    convert_and_report(model, out, overwrite=overwrite, as_json=as_json)
 
 
 @app.command()

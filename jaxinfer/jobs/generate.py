@@ -76,6 +76,20 @@ def print_outputs(outputs: "Iterable[RequestOutput]", *, as_json: bool, console:
     return sum(output.error is not None for output in outputs)
 
 
+def print_drafts(outputs: "Iterable[RequestOutput]", console: Console) -> None:
+    """A line about what was drafted for them; none where nothing was."""
+    metrics = [output.metrics for output in outputs]
+    drafts = sum(one.num_drafts for one in metrics)
+    drafted = sum(one.num_draft_tokens for one in metrics)
+    accepted = sum(one.num_accepted_draft_tokens for one in metrics)
+    if drafts:
+        console.print(
+            f"drafts: {accepted} of {drafted} tokens stood, {1 + accepted / drafts:.2f} tokens a "
+            "step that verified",
+            style="dim",
+        )
+
+
 def _print_text(output: "RequestOutput", number: int, total: int, console: Console) -> None:
     if total > 1:
         console.print(Rule(f"prompt {number} of {total}", align="left", style="dim"))

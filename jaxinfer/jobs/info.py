@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxinfer.engine.draft_model import DraftModel
 
 Section = dict[str, Any]
+FORMAT_NAMES = {"hf": "Hugging Face folder", "gguf": "GGUF", "native": "native"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ def describe_model(model: str, **engine_options: Any) -> ModelInfo:
 def describe_checkpoint(checkpoint: "Checkpoint") -> Section:
     return {
         "path": str(checkpoint.path),
-        "format": {"hf": "Hugging Face folder", "gguf": "GGUF"}[checkpoint.kind],
+        "format": FORMAT_NAMES[checkpoint.kind],
         "files": len(checkpoint.tensors.files),
         "file_bytes": checkpoint.file_bytes,
         "tensors": len(checkpoint.tensors.infos),
@@ -93,7 +94,7 @@ def describe_config(config: ModelConfig) -> Section:
     windows = sorted(set(config.windows) - {0})
     return {
         "architecture": config.architecture,
-        "context_tokens": config.max_position,
+        "context_tokens": config.longest_context,
         "layers": config.num_layers,
         "width": config.hidden_size,
         "query_heads": config.num_heads,

@@ -94,7 +94,7 @@ RECIPE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
         "calibration_tokens": (int, "Tokens of the text that are used; 32768."),
         "sequence_length": (int, "Tokens of each piece of it; 512."),
         "dtype": (str, "Of what stays float: auto, bfloat16, float16 or float32."),
-        "format": (str, "Of the result: compressed-tensors."),
+        "format": (str, "Of the result: compressed-tensors or native."),
     }
 )
 # Where a text is judged: arguments of `evaluate_model`.

@@ -1,4 +1,4 @@
-"""JOINT. `jaxinfer quantize`: makes a quantized checkpoint and says what it has become.
+"""JOINT. `jaxinfer quantize` and `convert`: make a checkpoint and say what it has become.
 
 Ranks its layers before, where that is asked for or `--protect` is a number.
 """
@@ -14,6 +14,7 @@ from rich.console import Console
 from jaxinfer.errors import ConfigError
 from jaxinfer.jobs.info import section_table
 from jaxinfer.jobs.sensitivity_command import rank_and_report
+from jaxinfer.quantize.convert import convert_model
 from jaxinfer.quantize.make import QuantizedModel, quantize_model
 from jaxinfer.quantize.ranking import Ranking
 from jaxinfer.quantize.recipe import METHODS
@@ -118,6 +119,23 @@ def print_made(made: QuantizedModel, *, as_json: bool, console: Console) -> None
         "seconds": f"{made.seconds:.1f}",
     }
     console.print(section_table("quantized", section))
+
+
+def convert_and_report(model: str, out: Path, *, overwrite: bool, as_json: bool) -> None:
+    """Writes a native checkpoint, and prints."""
+    made = convert_model(model, out, overwrite=overwrite, show_progress=not as_json)
+    console = Console(highlight=False)
+    if as_json:
+        console.file.write(json.dumps(asdict(made), default=str) + "\n")
+        return
+    section = {
+        "folder": str(made.path),
+        "quantization": made.quantization,
+        "source_bytes": made.source_bytes,
+        "weight_bytes": made.bytes,
+        "seconds": f"{made.seconds:.1f}",
+    }
+    console.print(section_table("converted", section))
 
 
 def _group_size(text: str) -> int | str:

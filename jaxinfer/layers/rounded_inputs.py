@@ -45,7 +45,8 @@ def _rounded(x: jax.Array, kind: str, group: int) -> tuple[jax.Array, jax.Array]
     groups = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, group)
     largest = jnp.max(jnp.abs(groups), axis=-1, keepdims=True)
     limit = jnp.float32(_LARGEST[kind])
-    steps = jnp.where(largest > 0, limit / largest, jnp.float32(0))
+    steps = limit / largest
+    steps = jnp.where(jnp.isfinite(steps), steps, jnp.float32(0))  # a row of next to nothing is 0
     codes = jnp.clip(groups * steps, -limit, limit)
     if kind == "int8":
         codes = jnp.round(codes)

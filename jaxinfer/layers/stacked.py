@@ -11,7 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.layers.weights import BiasedWeight, BlockScaledWeight, PermutedWeight, Weight
+from jaxinfer.layers.weights import (
+    BiasedWeight,
+    BlockScaledWeight,
+    PermutedWeight,
+    RoundedInputWeight,
+    Weight,
+)
 
 # Name of the stack: what lies in it, in order.
 STACKS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
@@ -24,7 +30,8 @@ def stack_products(params: Any) -> Any:
 
     What is stored differently (another type, group or dtype) stays apart, and so do experts. What
     stands in several places stays one. Arrays that went into a stack are deleted at once, so no
-    more than one stack is held beside the parameters.
+    more than one stack is held beside the parameters. Stacks that were made are deleted where a
+    later one does not fit: the caller only knows the parameters.
     """
     uses = Counter(id(leaf) for leaf in jax.tree.leaves(params))
     joined: dict[tuple[int, ...], Any] = {}
@@ -48,7 +55,11 @@ def stack_products(params: Any) -> Any:
                 found[name] = joined[key]
         return found
 
-    return stacked(params)
+    try:
+        return stacked(params)
+    except BaseException:
+        _delete(jax.tree.leaves(joined))
+        raise
 
 
 def _stacks_of(node: Any) -> Iterator[list[Any]]:
@@ -69,17 +80,23 @@ def _stackable(weights: Mapping[str, Any], parts: tuple[str, ...]) -> list[Any]:
         return []
     if len({jax.tree.structure(one) for one in records}) > 1:
         return []
-    matrix = records[0].value  # type: ignore[union-attr]
-    if isinstance(matrix, PermutedWeight):  # each has an order of its own
+    matrices = [_multiplied(one) for one in records]
+    if isinstance(matrices[0], PermutedWeight):  # each has an order of its own
         return []
-    if isinstance(matrix, BlockScaledWeight) and _has_part_blocks(records, matrix.out_group):
+    if isinstance(matrices[0], BlockScaledWeight) and _has_part_blocks(matrices):
         return []
     signatures = {_signature(one) for one in records}
     return records if len(signatures) == 1 and None not in signatures else []
 
 
-def _has_part_blocks(records: list[Any], out_group: int) -> bool:
-    return any(one.value.codes.shape[0] % out_group for one in records)
+def _multiplied(record: Any) -> Any:
+    """The matrix of a record, whatever is done to its inputs."""
+    matrix = record.value
+    return matrix.matrix if isinstance(matrix, RoundedInputWeight) else matrix
+
+
+def _has_part_blocks(matrices: list[Any]) -> bool:
+    return any(one.codes.shape[0] % one.out_group for one in matrices)
 
 
 def _signature(record: Any) -> tuple[Any, ...] | None:

@@ -4,11 +4,23 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from jaxinfer.config.model_config import ModelConfig
+from jaxinfer.models.config_numbers import real_number, softcap
 from jaxinfer.models.gemma import GEMMA_DEFAULTS, gemma_from_gguf, gemma_from_hf
-from jaxinfer.models.layer_kinds import layer_windows, sliding_layers
+from jaxinfer.models.layer_kinds import gguf_windows, layer_windows, sliding_layers
 from jaxinfer.models.leaves import attention_leaves, mlp_leaves, norm, outer_leaves
 from jaxinfer.models.spec import Architecture
 from jaxinfer.models.transformer import forward
+
+GEMMA2_DEFAULTS = {
+    **GEMMA_DEFAULTS,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window": 4096,
+    "layer_types": None,
+    "num_key_value_heads": 4,
+}
 
 
 def gemma2_leaves(config: ModelConfig) -> dict:
@@ -32,34 +44,34 @@ def gemma2_layer_leaves(config: ModelConfig, layer: int) -> dict:
     } | {**attention_leaves(config, layer), **mlp_leaves(config, layer)}
 
 
-def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
-    slides = sliding_layers(raw, _slides)
+def gemma2_from_hf(raw: Mapping[str, Any], full_every: int = 2) -> dict[str, Any]:
+    """What config.json says of a Gemma with windows in all layers but each `full_every`-th."""
+    slides = sliding_layers(raw, lambda layer: (layer + 1) % full_every != 0)
     return {
         **gemma_from_hf(raw),
-        "attention_scale": float(raw["query_pre_attn_scalar"]) ** -0.5,
-        "attention_softcap": float(raw["attn_logit_softcapping"] or 0.0),
-        "final_softcap": float(raw["final_logit_softcapping"] or 0.0),
+        "attention_scale": real_number(raw, "query_pre_attn_scalar") ** -0.5,
+        "attention_softcap": softcap(raw, "attn_logit_softcapping"),
+        "final_softcap": softcap(raw, "final_logit_softcapping"),
         "windows": layer_windows(raw, slides),
     }
 
 
-def _slides(layer: int) -> bool:
-    return layer % 2 == 0
+def gguf_scale(metadata: Mapping[str, Any], layers_of_27b: int) -> float:
+    """Of scores. Only the 27B model scales by hidden/heads; the file does not say so."""
+    name = metadata["general.architecture"]
+    width = metadata[f"{name}.embedding_length"] // metadata[f"{name}.attention.head_count"]
+    if metadata[f"{name}.block_count"] == layers_of_27b:
+        return float(width) ** -0.5
+    return real_number(metadata, f"{name}.attention.key_length", width) ** -0.5
 
 
 def _from_gguf(metadata: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
-    layers = int(metadata["gemma2.block_count"])
-    width, heads = metadata["gemma2.embedding_length"], metadata["gemma2.attention.head_count"]
-    head_dim = int(metadata.get("gemma2.attention.key_length", width // heads))
-    window = int(metadata.get("gemma2.attention.sliding_window", 4096))
-    # Only the 27B model (46 layers) scales by hidden/heads; the file does not say so.
-    scalar = width // heads if layers == 46 else head_dim
     return {
         **gemma_from_gguf(metadata, names),
-        "attention_scale": float(scalar) ** -0.5,
-        "attention_softcap": float(metadata.get("gemma2.attn_logit_softcapping", 50.0)),
-        "final_softcap": float(metadata.get("gemma2.final_logit_softcapping", 30.0)),
-        "windows": tuple(window if _slides(layer) else 0 for layer in range(layers)),
+        "attention_scale": gguf_scale(metadata, layers_of_27b=46),
+        "attention_softcap": softcap(metadata, "gemma2.attn_logit_softcapping", 50.0),
+        "final_softcap": softcap(metadata, "gemma2.final_logit_softcapping", 30.0),
+        "windows": gguf_windows(metadata, every=2, window=4096),
     }
 
 
@@ -67,18 +79,12 @@ GEMMA2 = Architecture(
     name="gemma2",
     hf_model_types=("gemma2",),
     gguf_names=("gemma2",),
-    gguf_keys=("attn_logit_softcapping", "final_logit_softcapping"),
-    hf_defaults={
-        **GEMMA_DEFAULTS,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": 256,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "sliding_window": 4096,
-        "layer_types": None,
-        "num_key_value_heads": 4,
-    },
-    from_hf=_from_hf,
+    gguf_keys=(
+        *("attn_logit_softcapping", "final_logit_softcapping"),
+        "attention.sliding_window_pattern",
+    ),
+    hf_defaults=GEMMA2_DEFAULTS,
+    from_hf=gemma2_from_hf,
     from_gguf=_from_gguf,
     leaves=gemma2_leaves,
     forward=forward,

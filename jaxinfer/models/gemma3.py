@@ -4,18 +4,22 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from jaxinfer.config.model_config import ModelConfig
-from jaxinfer.config.rope_config import RopeConfig, rope_from_config, rope_from_gguf
-from jaxinfer.errors import UnsupportedError
-from jaxinfer.models.gemma import GEMMA_DEFAULTS, gemma_from_gguf, gemma_from_hf
-from jaxinfer.models.gemma2 import gemma2_layer_leaves
-from jaxinfer.models.layer_kinds import layer_windows, sliding_layers
+from jaxinfer.config.rope_config import RopeConfig, rope_from_gguf
+from jaxinfer.models.config_numbers import real_number, softcap, whole_number
+from jaxinfer.models.gemma import gemma_from_gguf
+from jaxinfer.models.gemma2 import (
+    GEMMA2_DEFAULTS,
+    gemma2_from_hf,
+    gemma2_layer_leaves,
+    gguf_scale,
+)
+from jaxinfer.models.layer_kinds import gguf_windows, ropes_by_kind
 from jaxinfer.models.leaves import norm, outer_leaves
 from jaxinfer.models.spec import Architecture
 from jaxinfer.models.transformer import forward
 
-# llama.cpp hard-codes both: a GGUF file holds neither.
-_GGUF_FULL_EVERY = 6
-_LOCAL_THETA = 10000.0
+# What holds where a file does not say; few GGUF files do.
+_FULL_EVERY, _LOCAL_THETA = 6, 10000.0
 
 
 def gemma3_leaves(config: ModelConfig) -> dict:
@@ -34,49 +38,20 @@ def _layer_leaves(config: ModelConfig, layer: int) -> dict:
 
 
 def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
-    every = int(raw["sliding_window_pattern"] or raw["_sliding_window_pattern"] or 6)
-    slides = sliding_layers(raw, lambda layer: (layer + 1) % every != 0)
-    return {
-        **gemma_from_hf(raw),
-        "attention_scale": float(raw["query_pre_attn_scalar"]) ** -0.5,
-        "attention_softcap": float(raw["attn_logit_softcapping"] or 0.0),
-        "final_softcap": float(raw["final_logit_softcapping"] or 0.0),
-        **_layer_kinds(layer_windows(raw, slides), *_ropes(raw)),
-    }
+    keys = ("sliding_window_pattern", "_sliding_window_pattern")
+    fields = gemma2_from_hf(raw, full_every=whole_number(raw, *keys, default=_FULL_EVERY))
+    return fields | _layer_kinds(fields["windows"], *ropes_by_kind(raw))
 
 
 def _from_gguf(metadata: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
-    layers = int(metadata["gemma3.block_count"])
-    width, heads = metadata["gemma3.embedding_length"], metadata["gemma3.attention.head_count"]
-    head_dim = int(metadata.get("gemma3.attention.key_length", width // heads))
-    # Only the 27B model (62 layers) scales by hidden/heads; the file does not say so.
-    scalar = width // heads if layers == 62 else head_dim
-    window = int(metadata["gemma3.attention.sliding_window"])
-    windows = tuple(window if (layer + 1) % _GGUF_FULL_EVERY else 0 for layer in range(layers))
-    local_rope = RopeConfig(theta=float(metadata.get("gemma3.rope.freq_base_swa", _LOCAL_THETA)))
+    theta = real_number(metadata, "gemma3.rope.freq_base_swa", _LOCAL_THETA)
+    ropes = rope_from_gguf(metadata, "gemma3"), RopeConfig(theta=theta)
     return {
         **gemma_from_gguf(metadata, names),
-        "attention_scale": float(scalar) ** -0.5,
-        "final_softcap": float(metadata.get("gemma3.final_logit_softcapping", 0.0)),
-        **_layer_kinds(windows, rope_from_gguf(metadata, "gemma3"), local_rope),
+        "attention_scale": gguf_scale(metadata, layers_of_27b=62),
+        "final_softcap": softcap(metadata, "gemma3.final_logit_softcapping"),
+        **_layer_kinds(gguf_windows(metadata, every=_FULL_EVERY), *ropes),
     }
-
-
-def _ropes(raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
-    """(full layers, window layers), from v5's `rope_parameters` or v4's separate keys."""
-    position, theta = int(raw["max_position_embeddings"]), float(raw["rope_theta"])
-    entries = raw.get("rope_parameters") or {}
-    if set(entries) - {"full_attention", "sliding_attention"}:
-        raise UnsupportedError(
-            f"rope_parameters has the keys {sorted(entries)}; this family has one entry for "
-            "'full_attention' and one for 'sliding_attention'"
-        )
-    full = entries.get("full_attention") or raw.get("rope_scaling") or {}
-    local = entries.get("sliding_attention") or {}
-    return (
-        rope_from_config(full, theta, position),
-        rope_from_config(local, float(raw["rope_local_base_freq"]), position),
-    )
 
 
 def _layer_kinds(
@@ -94,21 +69,19 @@ GEMMA3 = Architecture(
     name="gemma3",
     hf_model_types=("gemma3_text",),
     gguf_names=("gemma3",),
-    gguf_keys=("final_logit_softcapping",),
+    gguf_keys=(
+        *("final_logit_softcapping", "attention.sliding_window_pattern"),
+        "rope.freq_base_swa",
+    ),
     hf_defaults={
-        **GEMMA_DEFAULTS,
-        "hidden_activation": "gelu_pytorch_tanh",
+        **GEMMA2_DEFAULTS,
         "rope_theta": 1000000.0,
         "rope_local_base_freq": _LOCAL_THETA,
         "max_position_embeddings": 131072,
-        "query_pre_attn_scalar": 256,
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
-        "sliding_window": 4096,
         "sliding_window_pattern": None,
         "_sliding_window_pattern": None,
-        "layer_types": None,
-        "num_key_value_heads": 4,
     },
     from_hf=_from_hf,
     from_gguf=_from_gguf,

@@ -1,6 +1,6 @@
 """DEV. gpt-oss: experts with biases and a clamped gate, attention sinks, every second layer slides.
 
-llama.cpp hard-codes which layers slide, the gate and its limit; none is in its files.
+llama.cpp hard-codes the gate and its limit; neither is in its files.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -10,8 +10,8 @@ from typing import Any
 from jaxinfer.config.expert_config import ExpertConfig
 from jaxinfer.config.model_config import ClampedSwiglu, ModelConfig
 from jaxinfer.config.rope_config import rope_from_gguf
-from jaxinfer.models.expert_counts import whole_number
-from jaxinfer.models.layer_kinds import layer_windows, sliding_layers
+from jaxinfer.models.config_numbers import real_number, whole_number
+from jaxinfer.models.layer_kinds import gguf_windows, layer_windows, sliding_layers
 from jaxinfer.models.leaves import (
     ExpertNames,
     attention_leaves,
@@ -54,32 +54,27 @@ def _layer_leaves(config: ModelConfig, layer: int) -> dict:
 
 
 def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
-    gate = ClampedSwiglu(slope=float(raw["swiglu_alpha"]), limit=float(raw["swiglu_limit"]))
+    slope, limit = (real_number(raw, f"swiglu_{key}") for key in ("alpha", "limit"))
     keys = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
     return {
         "attention_bias": bool(raw["attention_bias"]),
         "attention_out_bias": bool(raw["attention_bias"]),
-        "windows": layer_windows(raw, sliding_layers(raw, _slides)),
-        "activation": gate,
+        "windows": layer_windows(raw, sliding_layers(raw, lambda layer: layer % 2 == 0)),
+        "activation": ClampedSwiglu(slope=slope, limit=limit),
         "experts": _experts(raw, keys, raw["num_hidden_layers"]),
     }
 
 
 def _from_gguf(metadata: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
     layers = metadata["gpt-oss.block_count"]
-    window = {"sliding_window": metadata["gpt-oss.attention.sliding_window"]}
     keys = ("expert_count", "expert_used_count", "expert_feed_forward_length")
     return {
         **gguf_biases(names),
-        "windows": layer_windows(window, tuple(map(_slides, range(layers)))),
+        "windows": gguf_windows(metadata, every=2),
         "activation": ClampedSwiglu(slope=_SLOPE, limit=_LIMIT),
         "ropes": (replace(rope_from_gguf(metadata, "gpt-oss"), truncate=False),),
         "experts": _experts(metadata, [f"gpt-oss.{key}" for key in keys], layers),
     }
-
-
-def _slides(layer: int) -> bool:
-    return layer % 2 == 0
 
 
 def _experts(raw: Mapping[str, Any], keys: Sequence[str], layers: int) -> ExpertConfig:
@@ -92,6 +87,7 @@ GPT_OSS = Architecture(
     name="gpt_oss",
     hf_model_types=("gpt_oss",),
     gguf_names=("gpt-oss",),
+    gguf_keys=("attention.sliding_window_pattern",),
     has_experts=True,
     hf_defaults={
         "attention_bias": True,

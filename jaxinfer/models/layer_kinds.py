@@ -1,13 +1,15 @@
-"""DEV. Which layers slide and over how many tokens, as config.json says it in either generation.
+"""DEV. Which layers slide, over how many tokens, and what each kind turns, as config files say it.
 
-Knows the keys that families share (`layer_types`, `sliding_window`); each family says what holds
-where they are absent.
+Knows the keys that families share, in either generation of config.json and in GGUF files; each
+family says what holds where they are absent.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxinfer.config.rope_config import RopeConfig, rope_from_config
 from jaxinfer.errors import CheckpointError, UnsupportedError
+from jaxinfer.models.config_numbers import real_number, whole_number
 
 _KINDS = ("full_attention", "sliding_attention")
 
@@ -35,12 +37,14 @@ def layer_windows(raw: Mapping[str, Any], slides: tuple[bool, ...]) -> tuple[int
     Raises:
         CheckpointError: layers slide, and there is no window.
     """
-    window = int(raw.get("sliding_window") or 0)
-    if window < 1 and any(slides):
+    if not any(slides):
+        return (0,) * len(slides)
+    if not raw.get("sliding_window"):
         raise CheckpointError(
             f"sliding_window={raw.get('sliding_window')} and {slides.count(True)} layers that "
-            "slide; give the window's tokens in config.json"
+            "slide; give the window's tokens in the config"
         )
+    window = whole_number(raw, "sliding_window")
     return tuple(window if slide else 0 for slide in slides)
 
 
@@ -53,5 +57,63 @@ def upper_windows(raw: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def same_windows(raw: Mapping[str, Any]) -> tuple[int, ...]:
-    """Windows of a family whose layers all slide where there is a window."""
-    return layer_windows(raw, (bool(raw["sliding_window"]),) * raw["num_hidden_layers"])
+    """Windows of a family whose layers all slide where there is a window.
+
+    Raises:
+        UnsupportedError: `layer_types` says otherwise.
+    """
+    window, layers = raw["sliding_window"], raw["num_hidden_layers"]
+    slides = sliding_layers(raw, lambda _: bool(window))
+    if slides != (bool(window),) * layers:
+        raise UnsupportedError(
+            f"layer_types has {slides.count(True)} of {layers} layers slide and sliding_window="
+            f"{window!r}: {raw['model_type']} is run with all layers sliding or, where there is no "
+            "window, none; it is another architecture under that name"
+        )
+    return layer_windows(raw, slides)
+
+
+def gguf_windows(
+    metadata: Mapping[str, Any], every: int, window: int | None = None
+) -> tuple[int, ...]:
+    """Windows of a GGUF file in which all layers but each `every`-th slide.
+
+    Its `attention.sliding_window_pattern` goes before that: another such number, or a flag a layer.
+
+    Args:
+        window: tokens seen where the file does not say.
+    """
+    name = metadata["general.architecture"]
+    key, layers = f"{name}.attention.sliding_window_pattern", metadata[f"{name}.block_count"]
+    slides = metadata.get(key)
+    if not isinstance(slides, list):
+        every = whole_number(metadata, key, default=every)
+        slides = [(layer + 1) % every != 0 for layer in range(layers)]
+    if len(slides) != layers or any(slide not in (0, 1) for slide in slides):
+        raise CheckpointError(
+            f"{key}={slides} must be a number or {layers} flags, one a layer; mend the file"
+        )
+    key = f"{name}.attention.sliding_window"
+    tokens = metadata[key] if window is None else metadata.get(key, window)
+    return layer_windows({"sliding_window": tokens}, tuple(map(bool, slides)))
+
+
+def ropes_by_kind(raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
+    """(full layers, window layers), from v5's `rope_parameters` or v4's separate keys.
+
+    Raises:
+        UnsupportedError: `rope_parameters` has no such entries.
+    """
+    position = whole_number(raw, "max_position_embeddings")
+    entries = raw.get("rope_parameters") or {}
+    if set(entries) - {"full_attention", "sliding_attention"}:
+        raise UnsupportedError(
+            f"rope_parameters has the keys {sorted(entries)}; this family has one entry for "
+            "'full_attention' and one for 'sliding_attention'"
+        )
+    full = entries.get("full_attention") or raw.get("rope_scaling") or {}
+    local = entries.get("sliding_attention") or {}
+    return (
+        rope_from_config(full, real_number(raw, "rope_theta"), position),
+        rope_from_config(local, real_number(raw, "rope_local_base_freq"), position),
+    )

@@ -27,6 +27,7 @@ MISTRAL = Architecture(
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": 131072,
         "sliding_window": 4096,
+        "layer_types": None,
         "num_key_value_heads": 8,
         "bos_token_id": 1,
         "eos_token_id": 2,

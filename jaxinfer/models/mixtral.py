@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxinfer.config.expert_config import ExpertConfig
 from jaxinfer.config.model_config import ModelConfig
-from jaxinfer.models.expert_counts import whole_number
+from jaxinfer.models.config_numbers import whole_number
 from jaxinfer.models.layer_kinds import same_windows
 from jaxinfer.models.leaves import (
     ExpertNames,
@@ -77,6 +77,7 @@ MIXTRAL = Architecture(
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 131072,
         "sliding_window": None,
+        "layer_types": None,
         "bos_token_id": 1,
         "eos_token_id": 2,
     },

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.layers.weights import Weight
-from jaxinfer.models.layer_kinds import same_windows
+from jaxinfer.models.layer_kinds import layer_windows, same_windows
 from jaxinfer.models.leaves import attention_leaves, mlp_leaves, outer_leaves, pre_norms
 from jaxinfer.models.spec import Architecture
 from jaxinfer.models.transformer import forward
@@ -49,8 +49,8 @@ def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_gguf(metadata: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
-    layers = int(metadata["phi3.block_count"])
-    return {"windows": (int(metadata.get("phi3.attention.sliding_window", 0)),) * layers}
+    window, layers = metadata.get("phi3.attention.sliding_window"), metadata["phi3.block_count"]
+    return {"windows": layer_windows({"sliding_window": window}, (bool(window),) * layers)}
 
 
 PHI3 = Architecture(
@@ -66,6 +66,7 @@ PHI3 = Architecture(
         "original_max_position_embeddings": 4096,
         "partial_rotary_factor": 1.0,
         "sliding_window": None,
+        "layer_types": None,
         "bos_token_id": 1,
         "eos_token_id": 32000,
     },

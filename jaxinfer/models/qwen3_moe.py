@@ -9,7 +9,7 @@ from typing import Any
 from jaxinfer.config.expert_config import ExpertConfig
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import CheckpointError
-from jaxinfer.models.expert_counts import whole_number
+from jaxinfer.models.config_numbers import whole_number
 from jaxinfer.models.leaves import ExpertNames, expert_leaves, mlp_leaves, outer_leaves
 from jaxinfer.models.qwen3 import qwen3_attention, qwen3_attention_leaves, qwen3_from_gguf
 from jaxinfer.models.spec import Architecture

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from jaxinfer.errors import CheckpointError
+from jaxinfer.models.config_numbers import whole_number
 from jaxinfer.models.layer_kinds import layer_windows, sliding_layers
 from jaxinfer.models.llama import LLAMA, llama_leaves
 from jaxinfer.models.spec import Architecture
@@ -15,11 +16,11 @@ _GGUF_INTERVAL = 4  # llama.cpp hard-codes it
 def _from_hf(raw: Mapping[str, Any]) -> dict[str, Any]:
     layers, flags = raw["num_hidden_layers"], raw["no_rope_layers"]
     if flags is None:
-        flags = _flags(layers, int(raw["no_rope_layer_interval"]))
-    if len(flags) < layers:
+        flags = _flags(layers, whole_number(raw, "no_rope_layer_interval"))
+    if len(flags) < layers or any(flag not in (0, 1) for flag in flags):
         raise CheckpointError(
-            f"no_rope_layers has {len(flags)} entries for {layers} layers; there must be one a "
-            "layer (1: rotary embedding, 0: none)"
+            f"no_rope_layers has {len(flags)} entries for {layers} layers: {flags!r:.80}; there "
+            "must be one a layer (1: rotary embedding, 0: none)"
         )
     slides = sliding_layers(raw, lambda layer: not flags[layer])
     windows = (0,) * layers

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxinfer.quantize.convert import ConvertedModel, convert_model
     from jaxinfer.quantize.evaluate import evaluate_model
     from jaxinfer.quantize.make import QuantizedModel, quantize_model
     from jaxinfer.quantize.quality import Comparison, Evaluation, Quality
@@ -13,12 +14,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Comparison": "jaxinfer.quantize.quality",
+    "ConvertedModel": "jaxinfer.quantize.convert",
     "Evaluation": "jaxinfer.quantize.quality",
     "Quality": "jaxinfer.quantize.quality",
     "QuantizedModel": "jaxinfer.quantize.make",
     "Ranking": "jaxinfer.quantize.ranking",
     "Recipe": "jaxinfer.quantize.recipe",
     "Sensitivity": "jaxinfer.quantize.ranking",
+    "convert_model": "jaxinfer.quantize.convert",
     "evaluate_model": "jaxinfer.quantize.evaluate",
     "quantize_model": "jaxinfer.quantize.make",
     "rank_sensitivity": "jaxinfer.quantize.sensitivity",
@@ -26,12 +29,14 @@ _HOMES = {
 
 __all__ = [
     "Comparison",
+    "ConvertedModel",
     "Evaluation",
     "Quality",
     "QuantizedModel",
     "Ranking",
     "Recipe",
     "Sensitivity",
+    "convert_model",
     "evaluate_model",
     "quantize_model",
     "rank_sensitivity",

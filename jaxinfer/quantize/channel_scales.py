@@ -1,7 +1,7 @@
 """HOST. Scales of input channels that make a matrix easier to round: AWQ's and SmoothQuant's.
 
-A matrix's columns are multiplied by them and its inputs divided (`folding` does that in what comes
-before), so outputs stay the same, and rounding hurts less. Knows matrices, no layers.
+A matrix's columns are multiplied by them and its inputs divided (`layer.fold` does that in what
+comes before), so outputs stay the same, and rounding hurts less. Knows matrices, no layers.
 """
 
 from collections.abc import Callable, Sequence

@@ -125,10 +125,15 @@ class CtWeights:
                 tensors[name] = self._floats(leaves, layer)
         write_safetensors(self._shard(number), [whole_tensor(*item) for item in tensors.items()])
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All shards, and their index behind them."""
+        shards = (self._shard(number) for number in (None, *range(len(self._trees))))
+        return (*shards, self._folder / INDEX_FILE)
+
     def write_index(self) -> int:
         """The index of all shards; returns the bytes of their tensors."""
-        shards = [self._shard(number) for number in (None, *range(len(self._trees)))]
-        infos = SafetensorsFiles(tuple(shards)).infos
+        infos = SafetensorsFiles(self.files[:-1]).infos
         total = sum(info.nbytes for info in infos.values())
         places = {name: info.file.name for name, info in sorted(infos.items())}
         index = {"metadata": {"total_size": total}, "weight_map": places}
@@ -193,7 +198,7 @@ class CtWeights:
         """Vectors keep their precision; what was folded into them has float32's."""
         if leaf.role in ("matrix", "embedding"):
             return self._dtype
-        if changed or self._checkpoint.kind == "gguf":
+        if changed or self._checkpoint.kind != "hf":
             return _KEPT["F32"]
         return _KEPT.get(self._checkpoint.tensors.infos[leaf.hf].dtype_name, _KEPT["F32"])
 

@@ -133,7 +133,7 @@ def _sides(
 
 
 def _contexts(sides: Sequence[_Side], asked: Sequence[int] | None) -> tuple[int, ...]:
-    limit = min(side.checkpoint.config.max_position for side in sides)
+    limit = min(side.checkpoint.config.longest_context for side in sides)
     if asked is None:
         return tuple(one for one in DEFAULT_CONTEXTS if one <= limit) or (limit,)
     if asked and max(asked) > limit:

@@ -33,6 +33,7 @@ _COPIED = (
 )
 _TEMPLATES = "additional_chat_templates"
 _QUANTIZATION = "quantization_config"
+_OLDER_QUANTIZATION = "compression_config"
 
 
 def model_config(checkpoint: Checkpoint, dtype: np.dtype) -> dict[str, Any]:
@@ -45,6 +46,8 @@ def model_config(checkpoint: Checkpoint, dtype: np.dtype) -> dict[str, Any]:
     if checkpoint.kind == "gguf":
         return hf_config_of(checkpoint.config, name)
     said = read_json(checkpoint.path / CONFIG_FILE)
+    for key in (_QUANTIZATION, _OLDER_QUANTIZATION):
+        said.pop(key, None)
     named = [key for key in ("torch_dtype", "dtype") if key in said] or ["torch_dtype"]
     return said | dict.fromkeys(named, name)
 
@@ -75,9 +78,16 @@ def write_files(
         folder / GENERATION_FILE, {key: x for key, x in generation.items() if x not in (None, [])}
     )
     if tokenizer is not None:
-        max_tokens = checkpoint.config.max_position
+        max_tokens = checkpoint.config.longest_context
         for name, text in tokenizer_files(tokenizer, max_tokens=max_tokens).items():
             write_file(folder / name, text.encode())
+
+
+def drop_quantization(folder: Path) -> None:
+    """Takes out of config.json what it says of weights that are not there any more."""
+    said = read_json(folder / CONFIG_FILE)
+    if said.pop(_QUANTIZATION, None) is not None:
+        _write_json(folder / CONFIG_FILE, said)
 
 
 def _copy_text_files(source: Path, folder: Path) -> None:

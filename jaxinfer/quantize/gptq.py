@@ -6,6 +6,7 @@ model seconds. Knows matrices and their inputs, no layers.
 
 import numpy as np
 
+from jaxinfer.errors import ConfigError
 from jaxinfer.quantize.grid import CodedMatrix, Grid, Scheme, search_grid
 
 _BLOCK = 128  # columns whose errors are applied at once to the columns right of them
@@ -31,27 +32,46 @@ def round_with_feedback(
         damping: share of the mean diagonal that is added to it.
         act_order: columns by falling importance, instead of from left to right.
 
+    Raises:
+        ConfigError: inputs that are dependent whatever is added to the diagonal.
+
     Source: Frantar et al. 2022, "GPTQ", algorithm 1; grids by AWQ's clip search.
     Cost: in²·out + 2·in³ FLOPs.
     """
-    hessian, dead = _damped(gram, damping)
-    weights = np.where(dead, np.float32(0), weights)
+    weights = np.where(np.diag(gram) <= 0, np.float32(0), weights)  # of inputs that were always 0
     order = np.argsort(-np.diag(gram), kind="stable") if act_order else np.arange(len(gram))
-    feedback = inverse_factor(hessian[np.ix_(order, order)]).astype(np.float32)
+    feedback = _feedback(gram[np.ix_(order, order)], damping)
     grid = search_grid(weights, scheme, gram)
     codes = np.empty(weights.shape, np.int8)
     codes[:, order] = _walk(weights.T[order], feedback, grid, order).T
     return CodedMatrix(grid=grid, codes=codes)
 
 
-def _damped(gram: np.ndarray, damping: float) -> tuple[np.ndarray, np.ndarray]:
-    """The Hessian up to a factor, and which inputs were never other than 0."""
+def _feedback(gram: np.ndarray, damping: float) -> np.ndarray:
+    """[in, in] f32 – how a column's error goes to those behind it.
+
+    Inputs that are nearly dependent need more damping than was asked for: ten times as much, until
+    there is an inverse.
+    """
+    for factor in (1, 10, 100, 1000):
+        try:
+            return inverse_factor(_damped(gram, factor * damping)).astype(np.float32)
+        except np.linalg.LinAlgError:
+            continue
+    raise ConfigError(
+        f"damping={damping}: the inputs of a matrix of {len(gram)} columns are so nearly dependent "
+        "that a thousand times as much is too little; pass damping=0.01"
+    )
+
+
+def _damped(gram: np.ndarray, damping: float) -> np.ndarray:
+    """The Hessian up to a factor; inputs that were never other than 0 count for themselves."""
     hessian = gram.astype(np.float64)
     dead = np.diag(hessian) <= 0
     hessian[dead, dead] = 1.0
     diagonal = np.diag(hessian)
     hessian[np.diag_indices_from(hessian)] += damping * diagonal[~dead].mean() if any(~dead) else 1
-    return hessian, dead
+    return hessian
 
 
 def inverse_factor(hessian: np.ndarray) -> np.ndarray:

@@ -17,9 +17,11 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from jaxinfer.checkpoint.native_form import is_native
 from jaxinfer.engine.checkpoint_text import tokenizer_of
 from jaxinfer.errors import ConfigError
 from jaxinfer.quantize.calibration import token_blocks
+from jaxinfer.quantize.convert import turn_native
 from jaxinfer.quantize.ct_matrix import quantization_config
 from jaxinfer.quantize.ct_weights import CtWeights, float_dtype
 from jaxinfer.quantize.folder_files import model_config, write_files
@@ -58,7 +60,8 @@ def quantize_model(
     show_progress: bool = True,
     **options: Any,
 ) -> QuantizedModel:
-    """Makes a quantized checkpoint: a compressed-tensors folder.
+    """Makes a quantized checkpoint: a compressed-tensors folder, or with format="native" a native
+    one of the same numbers.
 
     Args:
         model: a float model: demo name, folder, GGUF file (its blocks are decoded) or hub id.
@@ -85,10 +88,14 @@ def quantize_model(
     marks = _fingerprint(checkpoint, recipe, tokens, said)
     with work_folder(out, marks, overwrite=overwrite) as folder:
         weights = CtWeights(folder, checkpoint, dtype, said, rounds_inputs=recipe.rounds_inputs)
-        weights.write_outer()
-        _make_layers(weights, checkpoint, plan, recipe, tokens, show_progress=show_progress)
-        write_files(folder, checkpoint, config, said)
-        num_bytes = weights.write_index()
+        num_bytes = 0
+        if not is_native(folder):  # a run that ended while it tidied up has nothing to make
+            weights.write_outer()
+            _make_layers(weights, checkpoint, plan, recipe, tokens, show_progress=show_progress)
+            write_files(folder, checkpoint, config, said)
+            num_bytes = weights.write_index()
+        if recipe.format == "native":
+            num_bytes = turn_native(folder, weights.files, show_progress=show_progress)
     return QuantizedModel(
         path=out,
         recipe=recipe,
@@ -101,7 +108,7 @@ def quantize_model(
 
 
 def _check_source(checkpoint: Checkpoint, out: Path) -> None:
-    if checkpoint.kind == "hf" and checkpoint.quant_format is not None:
+    if checkpoint.kind != "gguf" and checkpoint.quant_format is not None:
         raise ConfigError(
             f"{checkpoint.path} is quantized already ({checkpoint.quantization}); start from the "
             "float model"
@@ -126,10 +133,10 @@ def _calibration_tokens(
             f"method={recipe.method!r} needs calibration, a text file of the kind that the model "
             "is used with; give one, or take method='rtn'"
         )
-    if recipe.sequence_length > checkpoint.config.max_position:
+    if recipe.sequence_length > checkpoint.config.longest_context:
         raise ConfigError(
             f"sequence_length={recipe.sequence_length} is over the "
-            f"{checkpoint.config.max_position} positions of the model; lower it"
+            f"{checkpoint.config.longest_context} positions of the model; lower it"
         )
     tokenizer = tokenizer_of(checkpoint)
     if tokenizer is None:

@@ -1,7 +1,7 @@
 """HOST. How a checkpoint is to be quantized: one frozen record, checked when it is made.
 
 Knows options and their rules, no model; what a rule says of widths and names is checked by
-`scheme` as soon as the model is known.
+`matrix_plan` as soon as the model is known.
 """
 
 import difflib
@@ -16,7 +16,7 @@ Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 GroupSize = int | Literal["auto"]
 
 METHODS = ("rtn", "gptq", "awq", "smoothquant")
-FORMATS = ("compressed-tensors",)
+FORMATS = ("compressed-tensors", "native")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 BITS = (4, 8)
 # What a method alone understands, and what it means where nothing is said.

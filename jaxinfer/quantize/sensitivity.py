@@ -121,7 +121,7 @@ def _passages(
     return cut_passages(
         tokenizer,
         held_out_text() if text is None else text,
-        contexts=[min(context, checkpoint.config.max_position)],
+        contexts=[min(context, checkpoint.config.longest_context)],
         judged=judged,
         num_passages=num_passages,
     )

@@ -2,6 +2,7 @@
 
     OUT.partial/   making.json   what is being made, of what
                    model-00002-of-00031.safetensors …   what is finished, each file whole
+                   params/layers.00000 …                likewise in native form
     OUT/           appears by one rename, when all is there
 
 A later run of the same command finds its finished files; another one is refused. Knows no model.
@@ -85,7 +86,7 @@ def _begin(folder: Path, fingerprint: dict[str, Any], *, overwrite: bool) -> Non
     earlier = _read(path) if path.exists() else None
     if earlier == fingerprint:
         return
-    finished = [file.name for file in folder.iterdir() if file.suffix == ".safetensors"]
+    finished = [*folder.glob("*.safetensors"), *folder.glob("params/*")]
     if finished and not overwrite:
         changed = _difference(earlier or {}, fingerprint)
         raise ConfigError(

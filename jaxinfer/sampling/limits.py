@@ -37,7 +37,6 @@ def limit_logits(
         positions: [W] i32 – position that the drawn token will take.
         state: limits and counts by slot.
         slots: [W] i32 – slot of each row; those past the end are never seated.
-
         ahead: drafts that each row supposes to be drawn before its token.
 
     Returns:

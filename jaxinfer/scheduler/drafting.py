@@ -73,7 +73,7 @@ class Drafter(Protocol):
     on_device: bool
 
     def num_tokens(self, num_running: int) -> int:
-        """How many tokens to draft for each request while so many run; 0 is off."""
+        """How many tokens to draft for each request where so many share the step; 0 is off."""
         ...
 
     def is_due(self, request: Request) -> bool:

@@ -73,8 +73,8 @@ class Request:
     num_registered: int = 0  # leading pages whose content the prefix cache knows
     page_digests: list[bytes] = field(default_factory=list)
     last_turn: int = 0  # the step that last had a row of it
-    drafts_accepted: float = 1.0  # a step that drafted, moving average
-    num_undrafted: int = 0  # decode steps since it last drafted
+    draft_gain: float = 1.0  # tokens of a step that drafted, less its cost; moving average
+    num_undrafted: int = 0  # decode steps since it last drafted, or had nothing to draft
     may_not_draft: bool = False  # in its next step
     draft_counts: DraftCounts = field(default_factory=DraftCounts)
 

@@ -12,12 +12,11 @@ from jaxinfer.scheduler.drafting import DraftCounts
 from jaxinfer.scheduler.request import Request
 from jaxinfer.speculation.ngram import ngram_drafts
 
-# Accepted tokens a verify step, on average: below, it costs more than it gives.
-ACCEPTED_THAT_PAY = 0.7
+# Accepted tokens a verify step, less what drafting cost: below, it costs more than it gives.
+GAIN_THAT_PAYS = 0.7
 PROBE_EVERY = 24  # steps of a request between drafts that are only tried
 FIRST_TRIES = 4  # drafts of a request by a model before its average says anything
 NEW_SHARE = 0.25  # weight of the newest step in the average
-DEFAULT_RUNNING = 4  # running requests up to which drafting pays where nothing was set
 
 
 class Control(ABC):
@@ -26,26 +25,25 @@ class Control(ABC):
     Args:
         config: the settings.
         max_rows: rows of the widest verify program.
+        cost: of drafting a token, as a share of a decode step.
     """
 
     on_device: bool
 
-    def __init__(self, config: SpeculativeConfig, max_rows: int) -> None:
+    def __init__(self, config: SpeculativeConfig, max_rows: int, cost: float = 0.0) -> None:
         self.config = config
-        self.accepted_that_pay = ACCEPTED_THAT_PAY
+        self.cost = cost
         self.counts = DraftCounts()
-        table = config.tokens_by_running
-        if table is None:
-            table = ((DEFAULT_RUNNING, config.num_speculative_tokens),)
+        table = config.drafting_table
         self._table = tuple((min(running, max_rows), tokens) for running, tokens in table)
 
     def num_tokens(self, num_running: int) -> int:
-        """How many tokens to draft for each request while so many run; 0 is off."""
+        """How many tokens to draft for each request where so many share the step; 0 is off."""
         return next((tokens for most, tokens in self._table if num_running <= most), 0)
 
     def is_due(self, request: Request) -> bool:
         """True if the request should draft in the next step."""
-        if not self.config.adaptive or request.drafts_accepted >= self.accepted_that_pay:
+        if not self.config.adaptive or request.draft_gain >= GAIN_THAT_PAYS:
             return True
         return request.num_undrafted >= PROBE_EVERY
 
@@ -57,10 +55,10 @@ class Control(ABC):
         """Notes how many of a request's drafts were accepted."""
         self.counts.see(num_drafted, num_accepted)
         request.draft_counts.see(num_drafted, num_accepted)
-        self._learn(request, num_accepted)
+        self._learn(request, num_accepted - self.cost * num_drafted)
 
-    def _learn(self, request: Request, num_accepted: int) -> None:
-        request.drafts_accepted += NEW_SHARE * (num_accepted - request.drafts_accepted)
+    def _learn(self, request: Request, gain: float) -> None:
+        request.draft_gain += NEW_SHARE * (gain - request.draft_gain)
 
 
 class NgramDrafter(Control):
@@ -81,6 +79,7 @@ class NgramDrafter(Control):
             # As if a draft had failed: whoever has nothing to look up shall not keep the device
             # waiting for the host at every step.
             self._learn(request, 0)
+            request.num_undrafted = 0
         return found
 
 
@@ -97,14 +96,14 @@ class ModelDrafter(Control):
     def __init__(
         self, config: SpeculativeConfig, max_rows: int, *, max_position: int, cost: float
     ) -> None:
-        super().__init__(config, max_rows)
+        super().__init__(config, max_rows, cost)
         self._max_position = max_position
-        self.accepted_that_pay += cost * config.num_speculative_tokens
 
     @property
     def can_pay(self) -> bool:
         """False where a round takes longer than its tokens would, even if every draft stands."""
-        return self.accepted_that_pay <= self.config.num_speculative_tokens
+        most = max(tokens for _, tokens in self._table)
+        return most * (1 - self.cost) >= GAIN_THAT_PAYS
 
     def is_due(self, request: Request) -> bool:
         """As of any drafter; the first drafts of a request are only tried, to see how it does.

@@ -57,7 +57,7 @@ def paged_attention(
             into the result.
         starts: [B] i32 – position of a row's first query token.
         lengths: [B] i32 – how many of the Q query tokens are real; 0 for an empty row. What comes
-            out for the others is finite and means nothing.
+            out for the others means nothing and need not be finite.
         sinks: [H] f32 – a score a query head that no scale and no cap changes: it takes its share
             of the softmax and adds nothing to the output. None for no such scores.
         scale: factor on the scores.

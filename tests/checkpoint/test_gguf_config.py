@@ -110,7 +110,9 @@ def test_gemma3_scaling_is_of_full_layers_only(tmp_path: Path) -> None:
     """BB-11 (c) (ferrox#39)."""
     scaling = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
     config = tiny(tmp_path, base=TINY_GEMMA3_CONFIG, metadata=scaling)
-    assert config.ropes[0] == RopeConfig(theta=1e6, scaling="linear", factor=8.0)
+    assert config.ropes[0] == RopeConfig(
+        theta=1e6, scaling="linear", factor=8.0, original_max_position=256
+    )
     assert config.ropes[1] == RopeConfig(theta=10000.0)
 
 
@@ -126,13 +128,54 @@ def test_rope_scaling_of_a_llama(tmp_path: Path) -> None:
     original = {f"{prefix}original_context_length": 64}
     assert tiny(tmp_path, metadata=yarn | original).ropes == (expected,)
     assert tiny(tmp_path, metadata=yarn).ropes[0].original_max_position == 256
-    linear = RopeConfig(scaling="linear", factor=2.0)
+    linear = RopeConfig(scaling="linear", factor=2.0, original_max_position=256)
     for keys in ({"llama.rope.scale_linear": 2.0}, {f"{prefix}factor": 2.0}):
         assert tiny(tmp_path, metadata=keys).ropes == (linear,)
     with pytest.raises(CheckpointError, match="longrope"):
         tiny(tmp_path, metadata=yarn | {f"{prefix}type": "longrope"})
     with pytest.raises(UnsupportedError, match="yarn_log_multiplier"):
         tiny(tmp_path, metadata=yarn | {f"{prefix}yarn_log_multiplier": 0.1})
+
+
+def test_yarn_carries_past_the_context_length(tmp_path: Path) -> None:
+    scaling = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    config = tiny(tmp_path, metadata=scaling)
+    assert (config.default_context, config.longest_context) == (256, 1024)
+
+
+PATTERN = "gemma3.attention.sliding_window_pattern"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "windows"),
+    [
+        (6, (8, 8, 8, 8, 8, 0, 8)),
+        (2, (8, 0, 8, 0, 8, 0, 8)),
+        (1, (0,) * 7),
+        ([True, False] * 3 + [False], (8, 0, 8, 0, 8, 0, 0)),
+    ],
+)
+def test_a_gemma3_s_pattern_of_windows_is_read(tmp_path: Path, pattern: Any, windows: Any) -> None:
+    """It was ignored: as a number, and as a flag a layer."""
+    config = tiny(tmp_path, base=TINY_GEMMA3_CONFIG, metadata={PATTERN: pattern})
+    assert config.windows == windows
+    assert config.layer_ropes == tuple(int(window > 0) for window in windows)
+
+
+@pytest.mark.parametrize("pattern", [0, 2.5, [True], [True] * 8, [2] * 7])
+def test_a_pattern_of_windows_that_cannot_be(tmp_path: Path, pattern: Any) -> None:
+    with pytest.raises(CheckpointError, match=PATTERN):
+        tiny(tmp_path, base=TINY_GEMMA3_CONFIG, metadata={PATTERN: pattern})
+
+
+@pytest.mark.parametrize("key", ["freq_base_swa", "dimension_count_swa"])
+def test_a_rope_of_sliding_layers_is_that_of_all(tmp_path: Path, key: str) -> None:
+    whole = {"llama.rope.freq_base": 10000.0, "llama.rope.dimension_count": 16}
+    name = f"llama.rope.{key}"
+    same = {name: whole[name.removesuffix("_swa")]}
+    assert tiny(tmp_path, metadata=whole | same) == tiny(tmp_path, metadata=whole)
+    with pytest.raises(UnsupportedError, match=f"{name}=5"):
+        tiny(tmp_path, metadata=whole | {name: 5})
 
 
 def phi3(folder: Path, *, add: dict | None = None, **metadata: Any) -> ModelConfig:
@@ -219,6 +262,8 @@ def test_biases_are_seen_by_their_tensors(tmp_path: Path) -> None:
         ({"llama.attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50"),
         ({"llama.residual_scale": 0.5}, "residual_scale=0.5"),
         ({"llama.attention.clamp_kqv": 8.0}, "clamp_kqv=8"),
+        ({"llama.attention.sliding_window_pattern": 4}, "sliding_window_pattern=4"),
+        ({"llama.rope.dimension_sections": [2, 3, 3, 0]}, r"dimension_sections=\[2, 3, 3, 0\]"),
     ],
 )
 def test_what_is_not_run_is_refused_by_name(tmp_path: Path, metadata: dict, told: str) -> None:

@@ -38,6 +38,15 @@ def tiny(tmp_path: Path, **changes: Any) -> ModelConfig:
     return read_back(TINY_CONFIG | changes, tmp_path)
 
 
+@pytest.mark.parametrize("original", [16, 256])
+def test_the_trained_length_of_a_linear_rope_stays(original: int, tmp_path: Path) -> None:
+    rope = RopeConfig(scaling="linear", factor=4.0, original_max_position=original)
+    config = replace(tiny(tmp_path), ropes=(rope,))
+    said = hf_config_of(config, "bfloat16")
+    assert ("original_max_position_embeddings" in said["rope_scaling"]) == (original == 16)
+    assert read_back(said, tmp_path) == config
+
+
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_divisors_of_llama_3_get_their_name_back(factor: float, tmp_path: Path) -> None:
     config = tiny(tmp_path)

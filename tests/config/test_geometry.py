@@ -20,7 +20,8 @@ from jaxinfer.config.geometry import (
 )
 from jaxinfer.config.memory_needs import loop_state_bytes
 from jaxinfer.config.model_config import ModelConfig
-from jaxinfer.config.speculative_config import SpeculativeConfig
+from jaxinfer.config.rope_config import RopeConfig
+from jaxinfer.config.speculative_config import DEFAULT_RUNNING, SpeculativeConfig
 from jaxinfer.errors import CapacityError, ConfigError
 from tests.support.records import model_config
 
@@ -112,6 +113,16 @@ def test_max_model_len_is_bounded_by_the_model() -> None:
     with pytest.raises(ConfigError, match="max_model_len=257 is more than the model's 256"):
         plan(max_model_len=257)
     assert plan(model=model_config(max_position=1 << 20)).max_model_len == 8192
+
+
+def test_a_scaled_rope_may_be_asked_for_its_whole_reach() -> None:
+    """What nobody asks for stays what the model was trained for."""
+    rope = RopeConfig(scaling="yarn", factor=4.0, original_max_position=256)
+    model = model_config(ropes=(rope,))
+    assert plan(model=model).max_model_len == 256
+    assert plan(model=model, max_model_len=1024).max_model_len == 1024
+    with pytest.raises(ConfigError, match="max_model_len=1025 is more than the model's 1024"):
+        plan(model=model, max_model_len=1025)
 
 
 @pytest.mark.parametrize(
@@ -229,6 +240,20 @@ def test_one_byte_less_is_too_little_and_says_so() -> None:
 def test_nothing_is_drafted_where_one_token_is_all() -> None:
     made = plan(max_model_len=1, speculative_config=SpeculativeConfig())
     assert (made.draft_tokens, made.verify_widths) == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("slots", "table", "widths"),
+    [(64, None, (DEFAULT_RUNNING,)), (64, ((8, 4), (24, 2)), (24,)), (2, None, (2,))],
+)
+def test_a_gpu_verifies_no_more_rows_than_may_draft(
+    slots: int, table: Any, widths: tuple[int, ...]
+) -> None:
+    """All slots with all their drafts would take longer to multiply than the weights to read."""
+    made = plan(
+        GPU, max_num_seqs=slots, speculative_config=SpeculativeConfig(tokens_by_running=table)
+    )
+    assert made.verify_widths == widths
 
 
 @pytest.mark.parametrize("free", [0, 1000, weights(), held(32)])

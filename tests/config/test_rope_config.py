@@ -30,7 +30,7 @@ def read(entry: dict[str, Any], theta: float = 1e4, max_position: int = 64) -> R
 def test_old_new_and_both_keys_are_one_scaling() -> None:
     """BB-06 (vllm#9481)."""
     ways = [{"type": "linear"}, {"rope_type": "linear"}, {"type": "linear", "rope_type": "linear"}]
-    linear = RopeConfig(scaling="linear", factor=2.0)
+    linear = RopeConfig(scaling="linear", factor=2.0, original_max_position=64)
     assert [read({**way, "factor": 2}) for way in ways] == [linear] * 3
 
 
@@ -128,6 +128,57 @@ def test_longrope_needs_both_lists(change: dict[str, Any]) -> None:
         read(LONGROPE | {"short_factor": [1.0, 0.0]})
 
 
+def test_short_factors_beside_another_type_are_refused() -> None:
+    """They made any type a longrope."""
+    with pytest.raises(CheckpointError, match="short_factor beside rope type 'linear'"):
+        read(LONGROPE | {"rope_type": "linear", "factor": 4.0})
+    assert read({"rope_type": "linear", "factor": 4.0, "short_factor": None}).scaling == "linear"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("mrope_section", [16, 24, 24]),
+        ("mrope_interleaved", True),
+        ("alpha", 1000.0),
+        ("short_mscale", 1.2),
+        ("full_attention", {"rope_type": "yarn", "factor": 4.0}),
+    ],
+)
+def test_a_key_that_is_not_read_is_refused_by_name(key: str, value: Any) -> None:
+    """A nested entry ran without scaling, with a theta of 10000."""
+    with pytest.raises(UnsupportedError, match=f"the rope entry has .*{key}"):
+        read({"rope_type": "default", key: value})
+    assert read({"rope_type": "default", key: None}) == RopeConfig()
+
+
+def test_what_real_files_say_beside_the_numbers() -> None:
+    finetuned = {"type": "yarn", "factor": 16.0, "finetuned": True}
+    assert read(finetuned) == read({"type": "yarn", "factor": 16.0})
+    v5 = LLAMA3 | {"rope_theta": 5e5, "partial_rotary_factor": 1.0}
+    assert read(v5) == read(LLAMA3, theta=5e5)
+
+
+@pytest.mark.parametrize(
+    ("entry", "length"),
+    [
+        ({}, 64),
+        ({"rope_type": "linear", "factor": 4.0}, 256),
+        ({"rope_type": "linear", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
+        ({"rope_type": "dynamic", "factor": 2.5}, 160),
+        ({"rope_type": "yarn", "factor": 4.0}, 256),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}, 64),
+        (LLAMA3, 64),
+        (LONGROPE, 64),
+    ],
+)
+def test_how_far_a_scaling_reaches(entry: dict[str, Any], length: int) -> None:
+    """A file gives the trained length or the stretched one; only the original says which."""
+    assert read(entry).longest_context(64) == length
+
+
 def test_rotary_size() -> None:
     assert [rotary_size(20, part) for part in (1.0, 0.8, 0.5)] == [0, 16, 10]
     for part in (0.0, 1.5, 0.1):
@@ -158,7 +209,15 @@ def test_partial_rotation_is_refused() -> None:
         {"theta": float("nan")},
         {"factor": -2.0},
         {"factor": 0.0},
-        {"scaling": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 4.0},
+        {"theta": math.inf},
+        {"factor": math.inf},
+        {"attention_factor": 0.0},
+        {"attention_factor": math.nan},
+        {"beta_fast": math.nan},
+        {"scaling": "yarn", "theta": 1.0, "original_max_position": 64},
+        {"scaling": "yarn", "beta_fast": 0.5, "original_max_position": 64},
+        {"scaling": "llama3", "original_max_position": 64, "low_freq_factor": math.nan},
+        {"scaling": "llama3", "original_max_position": 64, "low_freq_factor": 4.0},
     ],
 )
 def test_values_that_cannot_be_computed_with_are_refused(fields: dict[str, Any]) -> None:
@@ -166,9 +225,40 @@ def test_values_that_cannot_be_computed_with_are_refused(fields: dict[str, Any])
         RopeConfig(**fields)
 
 
+@pytest.mark.parametrize(
+    ("scaling", "length"),
+    [("longrope", 1), ("llama3", -8192), ("yarn", 0), ("yarn", -5), ("dynamic", 0), ("none", -1)],
+)
+def test_trained_lengths_that_cannot_be(scaling: Any, length: int) -> None:
+    """Division by the logarithm of 1, the logarithm of -5: raw errors once."""
+    with pytest.raises(CheckpointError, match=f"original_max_position={length} must be"):
+        RopeConfig(scaling=scaling, original_max_position=length)
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        (LONGROPE | {"original_max_position_embeddings": 1}, "original_max_position=1 must be 2"),
+        (LLAMA3 | {"original_max_position_embeddings": -8192}, "=-8192 of the rope"),
+        (LLAMA3 | {"original_max_position_embeddings": 32.5}, "=32.5 of the rope"),
+        (LLAMA3 | {"factor": math.inf}, "factor=inf"),
+        (LLAMA3 | {"factor": "8"}, "factor='8'"),
+        ({"rope_type": "yarn", "factor": 4.0, "attention_factor": 0}, "attention_factor=0"),
+        ({"rope_type": "yarn", "factor": 4.0, "beta_fast": 0}, "beta_fast=0"),
+        ({"rope_type": "yarn", "factor": 4.0, "truncate": "no"}, "truncate='no'"),
+        ({"rope_type": "yarn", "factor": 4.0, "mscale": -1, "mscale_all_dim": 1}, "mscale=-1"),
+        ({"rope_theta": math.inf}, "rope_theta=inf"),
+        ({"rope_theta": 0}, "rope_theta=0"),
+    ],
+)
+def test_numbers_of_an_entry_that_cannot_be(entry: dict[str, Any], told: str) -> None:
+    with pytest.raises(CheckpointError, match=told):
+        read(entry)
+
+
 def test_gguf_reads_the_same_scalings() -> None:
     base = {"llama.context_length": 64, "llama.rope.freq_base": 5e5}
-    linear = RopeConfig(theta=5e5, scaling="linear", factor=2.0)
+    linear = RopeConfig(theta=5e5, scaling="linear", factor=2.0, original_max_position=64)
     scaling = "llama.rope.scaling."
     assert rope_from_gguf(base, "llama") == RopeConfig(theta=5e5)
     assert rope_from_gguf({**base, "llama.rope.scale_linear": 2.0}, "llama") == linear

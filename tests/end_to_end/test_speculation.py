@@ -27,6 +27,10 @@ def loop_of(tokens: list[int]) -> dict[int, int]:
     return {START: tokens[0], **dict(zip(tokens, [*tokens[1:], tokens[0]], strict=True))}
 
 
+NEW = 200
+CIRCLING = loop_of(LOOP) | {token: token + 1 for token in range(NEW, NEW + 20)}
+
+
 def requests() -> list[tuple[list[int], SamplingParams]]:
     """Prompts that repeat themselves, drawn in every way that looks back at the tokens."""
     numbers = np.random.default_rng(3)
@@ -96,9 +100,9 @@ def test_a_wrong_acceptance_rule_is_seen(
 
 @pytest.fixture(scope="module")
 def circling(open_llm: OpenLLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """CHAIN that says a b c a b c … for ever."""
+    """CHAIN that says a b c a b c … for ever, and after NEW never the same twice."""
     folder = tmp_path_factory.mktemp("circling")
-    with open_chain(open_llm, folder, loop_of(LOOP), speculative_config=ALWAYS) as llm:
+    with open_chain(open_llm, folder, CIRCLING, speculative_config=ALWAYS) as llm:
         yield llm
 
 
@@ -150,7 +154,8 @@ def test_eos_inside_a_draft_ends_the_text(open_llm: OpenLLM, tmp_path: Path) -> 
         found = run(llm, [prompt], greedy)[0]
         assert found.outputs[0].token_ids == [98, END]
         assert found.outputs[0].finish_reason == "stop"
-        assert found.metrics.num_accepted_draft_tokens <= 2
+        # The prompt draws b; then END and three more are drafted, and nothing is after END.
+        assert found.metrics.num_draft_tokens == 4 and found.metrics.accepted_per_position == (1,)
         assert [bits(found), bits(run(llm, [prompt], going_on)[0])] == expected
         assert_drained(llm)
 
@@ -163,12 +168,16 @@ def test_a_stop_string_inside_a_draft_drops_what_follows(circling: LLM) -> None:
     assert_drained(circling)
 
 
-def test_rows_that_do_not_draft_ride_along(circling: LLM) -> None:
+def test_rows_that_do_not_draft_ride_along(
+    circling: LLM, open_llm: OpenLLM, tmp_path: Path
+) -> None:
     """BB-46, vllm#16883: a match in one row only."""
-    params = SamplingParams(temperature=0, max_tokens=9)
-    new = [200]  # leads nowhere else: no successor in the chain but the tie of zeros
-    together = run(circling, [[START, *LOOP * 3], new], params)
-    alone = [run(circling, [prompt], params)[0] for prompt in ([START, *LOOP * 3], new)]
+    params = SamplingParams(temperature=0, max_tokens=9, logprobs=1)
+    prompts = [[START, *LOOP * 3], [NEW]]
+    together = run(circling, prompts, params)
+    assert [one.metrics.num_drafts > 0 for one in together] == [True, False]
+    with open_chain(open_llm, tmp_path, CIRCLING) as plain:
+        alone = [run(plain, [prompt], params)[0] for prompt in prompts]
     assert [bits(one) for one in together] == [bits(one) for one in alone]
 
 

@@ -1,5 +1,6 @@
 """What drafts, before it runs: what it needs, what it shares, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,19 @@ import tokenizers
 from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from jaxinfer.checkpoint.load import abstract_params, load_params
 from jaxinfer.config.engine_config import engine_config
-from jaxinfer.engine.draft_model import DraftModel, by_leaf, check_vocabularies, open_draft
+from jaxinfer.config.speculative_config import speculative_config
+from jaxinfer.engine.draft_model import (
+    DraftModel,
+    by_leaf,
+    check_vocabularies,
+    draft_model,
+    open_draft,
+)
 from jaxinfer.errors import CheckpointError, ConfigError
 from jaxinfer.layers.weights import QuantWeight
 from jaxinfer.text.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import END, byte_backend, byte_tokenizer
+from tests.support.tiny_experts import write_mixtral
 from tests.support.tiny_models import write_tiny
 
 BOTH_LAYERS = {"method": "int8", "float_ends": 0}
@@ -54,6 +63,36 @@ def test_the_first_layers_are_the_model_s_arrays(checkpoint: Checkpoint) -> None
     wanted = {**params, "layers": params["layers"][:1]}
     pairs = zip(jax.tree.leaves(wanted), jax.tree.leaves(drafting), strict=True)
     assert all(one is other for one, other in pairs)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return open_checkpoint(write_mixtral(tmp_path_factory.mktemp("mixture"), eos_token_id=END))
+
+
+def test_experts_are_rounded_too(mixture: Checkpoint) -> None:
+    made = opened(mixture, "packed", method="self", quantization=BOTH_LAYERS)
+    experts = [leaf for leaf in made.storage.sources if leaf.stack and leaf.role == "matrix"]
+    assert experts and made.own is not None and made.own.issuperset(experts)
+
+
+def test_the_first_layers_of_a_mixture(mixture: Checkpoint) -> None:
+    made = opened(mixture, method="self", num_layers=1).config
+    assert made.experts is not None and made.experts.is_sparse == (True,)
+    params, drafting = loaded(opened(mixture, method="self", num_layers=1), mixture)
+    pairs = zip(
+        jax.tree.leaves(params["layers"][0]), jax.tree.leaves(drafting["layers"][0]), strict=True
+    )
+    assert all(one is other for one, other in pairs)
+
+
+def test_first_layers_without_experts_are_those_of_a_dense_model(mixture: Checkpoint) -> None:
+    experts = mixture.config.experts
+    assert experts is not None
+    mixed = replace(mixture.config, experts=replace(experts, is_sparse=(False, True)))
+    wanted = speculative_config({"method": "self", "num_layers": 1})
+    storage = opened(mixture, method="self", num_layers=1).storage
+    assert draft_model(wanted, mixed, mixture.architecture, storage).config.experts is None
 
 
 @pytest.mark.parametrize("weights", ["packed", "dequantized"])

@@ -2,12 +2,13 @@
 
 import io
 import json
+from dataclasses import replace
 
 from rich.console import Console
 
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.engine.outputs import RequestOutput
-from jaxinfer.jobs.generate import print_outputs
+from jaxinfer.jobs.generate import print_drafts, print_outputs
 from tests.jobs.fake_llm import FakeLLM, completion, request_output
 
 
@@ -29,6 +30,16 @@ def test_text_is_neither_wrapped_nor_read_as_markup() -> None:
     text = "[b] " + "word " * 20
     _, out = shown([request_output("p", [completion(text)])], as_json=False)
     assert out == f"p{text}\n"
+
+
+def test_a_line_about_drafts_where_there_were_some() -> None:
+    plain, drafted = (request_output("p", [completion("a")]) for _ in range(2))
+    counts = {"num_drafts": 2, "num_draft_tokens": 8, "num_accepted_draft_tokens": 3}
+    drafted = replace(drafted, metrics=replace(drafted.metrics, **counts))
+    for outputs, line in (([plain], ""), ([plain, drafted], "drafts: 3 of 8 tokens stood, 2.50 ")):
+        out = io.StringIO()
+        print_drafts(outputs, Console(file=out, width=80))
+        assert out.getvalue().startswith(line) and bool(out.getvalue()) == bool(line)
 
 
 def test_completions_of_one_prompt_are_numbered() -> None:

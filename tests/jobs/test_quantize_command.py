@@ -33,6 +33,23 @@ def test_a_folder_is_made_and_shown(tmp_path: Path) -> None:
     assert said["num_matrices"] == 14 and said["recipe"]["symmetric"] is False
 
 
+def test_a_native_folder_is_made_shown_and_run(tmp_path: Path) -> None:
+    model, out = write_tiny(tmp_path / "tiny"), tmp_path / "out"
+    save_byte_tokenizer(model)
+    command = ["quantize", str(model), str(out), "--method", "rtn", "--format", "native"]
+    done = RUN.invoke(app, command)
+    assert done.exit_code == 0, done.output
+    done = RUN.invoke(app, ["info", str(out), "--weights", "packed"])
+    assert done.exit_code == 0 and "native" in done.output and "int4" in done.output
+    done = RUN.invoke(app, ["convert", str(out), str(tmp_path / "again"), "--json"])
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["quantization"].startswith("compressed-tensors pack-quantized int4")
+    done = RUN.invoke(app, ["convert", str(model), str(tmp_path / "float")])
+    assert "none (f32)" in done.output and done.exit_code == 0
+    done = RUN.invoke(app, ["convert", str(model), str(tmp_path / "float")])
+    assert done.exit_code == 1 and "--overwrite" in done.output
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [

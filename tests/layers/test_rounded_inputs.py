@@ -50,6 +50,15 @@ def test_zeros_and_the_largest_value_are_exact(kind: str) -> None:
     np.testing.assert_allclose(found[rows, places], x[rows, places], rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_a_row_of_next_to_nothing_is_zero(kind: str) -> None:
+    """Its step would overflow, and nothing times that is NaN."""
+    row = jnp.asarray([[1e-37, 0.0, 5e-38, 0.0]], jnp.float32)
+    assert not np.asarray(round_inputs(row, kind, 4)).any()
+    broken = jnp.asarray([[1.0, jnp.nan, 0.0, 0.0]], jnp.float32)
+    assert np.isnan(np.asarray(round_inputs(broken, kind, 4))).any()
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_a_row_s_bits_do_not_depend_on_the_number_of_rows(kind: str, dtype: Any) -> None:

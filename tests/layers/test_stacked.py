@@ -5,7 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from jaxinfer.layers import stacked
 from jaxinfer.layers.attention import _projections
 from jaxinfer.layers.linear import linear
 from jaxinfer.layers.mlp import gated_mlp
@@ -15,6 +17,7 @@ from jaxinfer.layers.weights import (
     BlockScaledWeight,
     PermutedWeight,
     QuantWeight,
+    RoundedInputWeight,
     Weight,
     ZeroPointWeight,
 )
@@ -109,8 +112,30 @@ def test_what_is_not_alike_stays_apart() -> None:
         out_group=16,
     )
     assert set(stack_products(halves | {"k": Weight(short)})) == {"q", "k", "v"}
+    rounded = {
+        name: Weight(RoundedInputWeight(matrix=one.value, inputs="int8", input_group=32))
+        for name, one in (halves | {"k": Weight(short)}).items()
+    }
+    assert set(stack_products(rounded)) == {"q", "k", "v"}
     experts = {name: Weight(random(2, 8, WIDTH)) for name in ("gate", "up")}
     assert set(stack_products({"experts": experts})["experts"]) == {"gate", "up"}
+
+
+def test_stacks_are_given_back_where_a_later_one_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = []
+
+    def concatenate(leaves: list[Any], axis: int) -> Any:
+        if made:
+            raise MemoryError
+        made.append(jnp.concatenate(leaves, axis))
+        return made[0]
+
+    monkeypatch.setattr(stacked, "_concatenated", concatenate)
+    with pytest.raises(MemoryError):
+        stack_products({"layers": [records("plain"), records("plain")]})
+    assert made[0].is_deleted()
 
 
 def test_nothing_is_held_twice_and_what_is_shared_stays_shared() -> None:

@@ -21,8 +21,8 @@ from tests.support.tolerances import LOGITS
 NAMES = fixture_names()
 # A second fixture of a family: its logits are among the slow tests.
 SECOND = (
-    *("gemma2_bias", "gemma3", "mistral_full", "olmo2_mha", "phi3", "qwen2_yarn", "qwen3_window"),
-    "smollm3_window",
+    *("gemma2_bias", "gemma3", "mistral_full", "mixtral_full", "olmo2_mha", "phi3", "qwen2_yarn"),
+    *("qwen3_moe_all", "qwen3_window", "smollm3_window"),
 )
 
 

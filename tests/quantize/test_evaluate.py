@@ -209,9 +209,9 @@ def test_what_is_asked_wrong(folder: Path, options: dict[str, Any], said: str) -
 def test_default_contexts_are_those_that_the_model_has(folder: Path) -> None:
     opened = mock.Mock(checkpoint=open_checkpoint(folder, show_progress=False))
     assert _contexts([opened], None) == (256,)
-    opened.checkpoint = mock.Mock(config=mock.Mock(max_position=2048))
+    opened.checkpoint = mock.Mock(config=mock.Mock(longest_context=2048))
     assert _contexts([opened], None) == (256, 1024)
-    opened.checkpoint.config.max_position = 100
+    opened.checkpoint.config.longest_context = 100
     assert _contexts([opened], None) == (100,)
 
 

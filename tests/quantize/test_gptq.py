@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from jaxinfer.errors import ConfigError
 from jaxinfer.quantize.gptq import inverse_factor, round_with_feedback
 from jaxinfer.quantize.grid import CodedMatrix, Scheme, make_grid, round_to_grid, search_grid
 
@@ -55,6 +56,24 @@ def test_it_is_the_papers_algorithm_written_plainly() -> None:
     assert (codes != made.codes).mean() < 0.005  # ties and float32
 
 
+def test_what_the_text_never_held_is_paid_for_and_damping_limits_it() -> None:
+    """Inputs of few directions: errors go where none was seen, unless damping keeps them small."""
+    random = np.random.default_rng(5)
+    seen = random.standard_normal((400, 12)) @ random.standard_normal((12, 96))
+    other = random.standard_normal((400, 96))
+    weights = random.standard_normal((48, 96), np.float32)
+    nearest = round_to_grid(weights, make_grid(weights, SCHEME))
+    bold, careful = (
+        round_with_feedback(weights, seen.T @ seen, SCHEME, damping=damping, act_order=True)
+        for damping in (0.01, 0.9)
+    )
+    for made in (bold, careful):
+        assert output_error(weights, made, seen) < 0.5 * output_error(weights, nearest, seen)
+    assert output_error(weights, bold, seen) < output_error(weights, careful, seen)
+    assert output_error(weights, bold, other) > 1.5 * output_error(weights, nearest, other)
+    assert output_error(weights, careful, other) < 0.8 * output_error(weights, bold, other)
+
+
 def test_the_factor_is_of_the_inverse() -> None:
     inputs = correlated(columns=150)
     hessian = inputs.T @ inputs + np.eye(150)
@@ -72,3 +91,15 @@ def test_inputs_that_are_always_zero_cost_nothing() -> None:
     assert not made.codes[:, [3, 40]].any()
     nothing = round_with_feedback(weights, 0 * gram, SCHEME, damping=0.01, act_order=True)
     assert not nothing.codes.any()
+
+
+def test_inputs_that_depend_on_each_other_get_more_damping() -> None:
+    """Fewer tokens than columns, of very different size: next to nothing is too little."""
+    random = np.random.default_rng(0)
+    inputs = random.standard_normal((8, 64)) * np.logspace(0, 4, 64)
+    weights = random.standard_normal((8, 64), np.float32)
+    scheme, gram = SCHEME, inputs.T @ inputs
+    made = round_with_feedback(weights, gram, scheme, damping=1e-9, act_order=True)
+    assert np.isfinite(made.grid.scales).all()
+    with pytest.raises(ConfigError, match="damping=1e-30"):
+        round_with_feedback(weights, gram, scheme, damping=1e-30, act_order=True)

@@ -57,6 +57,25 @@ def test_what_is_written_is_what_runs(
     assert 0 < off < (0.05 if "8" in name or name == "smoothquant" else 0.5), off
 
 
+@pytest.mark.parametrize("name", ["gptq", "rtn-asymmetric", "smoothquant"])
+def test_the_native_form_holds_the_same(
+    name: str, tiny: Any, text: Path, tmp_path: Path, forward_logits: Callable[..., np.ndarray]
+) -> None:
+    model = tiny()
+    made = make(model, tmp_path / "out", text, name)
+    native = make(model, tmp_path / "native", text, name, format="native")
+    assert open_checkpoint(native.path).kind == "native" and native.num_matrices == 14
+    for keep_packed in (False, True):
+        np.testing.assert_array_equal(
+            forward_logits(native.path, IDS, keep_packed=keep_packed),
+            forward_logits(made.path, IDS, keep_packed=keep_packed),
+        )
+    found = {path.name for path in native.path.iterdir()}
+    texts = {"tokenizer.json", "tokenizer_config.json"}
+    assert found == {"config.json", "native.json", "params", *texts}
+    assert tokenizer_from_folder(native.path) is not None
+
+
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
 @pytest.mark.parametrize("name", ["gemma2_bias", "gemma3", "olmo2", "phi3", "qwen3", "smollm3"])
 def test_dense_families(

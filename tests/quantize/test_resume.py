@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from jaxinfer.checkpoint.checkpoint import open_checkpoint
 from jaxinfer.errors import CapacityError
-from jaxinfer.quantize import ct_weights, quantize_model
+from jaxinfer.quantize import convert, ct_weights, quantize_model
 from tests.quantize.conftest import CALIBRATED
 from tests.repository.tree import ROOT
 
@@ -50,6 +51,35 @@ def test_a_failed_run_goes_on_where_it_ended(
     parts = quantize_model(model, tmp_path / "parts", **options(text, method))
     assert written == [0, 1, 1, 2, 2], "finished layers are not made again"
     assert contents(parts.path) == contents(whole.path)
+
+
+@pytest.mark.parametrize("last", ["write_native", "drop_quantization", "open_checkpoint"])
+def test_a_native_result_goes_on_too(
+    last: str, tiny: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it ended after the layers: while parts were written, or while it tidied up."""
+    recipe: dict[str, Any] = {"method": "rtn", "format": "native", "show_progress": False}
+    model, calls = tiny(), []
+    do = getattr(convert, last)
+
+    def fails_at_last(*arguments: Any, **more: Any) -> Any:
+        result = do(*arguments, **more)
+        calls.append(result)
+        if len(calls) == (2 if last == "open_checkpoint" else 1):
+            raise CapacityError("the disk is full")
+        return result
+
+    monkeypatch.setattr(convert, last, fails_at_last)
+    with pytest.raises(CapacityError):
+        quantize_model(model, tmp_path / "out", **recipe)
+    assert not (tmp_path / "out").exists()
+    made = quantize_model(model, tmp_path / "out", **recipe)
+    monkeypatch.undo()
+    assert made.bytes == quantize_model(model, tmp_path / "other", **recipe).bytes
+    assert sorted(path.name for path in made.path.iterdir()) == sorted(
+        path.name for path in (tmp_path / "other").iterdir()
+    )
+    assert open_checkpoint(made.path).quantization.endswith("int4 group 32")
 
 
 @pytest.mark.slow

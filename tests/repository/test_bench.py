@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.jobs.bench import drafted_between
 from jaxinfer.quantize.passages import Passages
 from tests.repository.tree import ROOT
 
@@ -112,16 +113,21 @@ def test_speculation_s_figures_are_of_one_run() -> None:
     bench = load_script("speculation")
     names = (
         *("num_drafts", "num_draft_tokens", "num_accepted_tokens"),
-        *("draft_seconds", "verify_seconds", "estimated_gain"),
+        *("draft_seconds", "verify_seconds", "instead_seconds", "compared_seconds"),
+        *(f'num_accepted_tokens_per_pos{{position="{place}"}}' for place in range(3)),
     )
     before, after = (
         {f"spec_decode_{name}": value for name, value in zip(names, values, strict=True)}
-        for values in ((1.0, 5.0, 5.0, 1.0, 1.0, 9.0), (3.0, 15.0, 7.0, 1.5, 3.0, 1.25))
+        for values in (
+            (1.0, 5.0, 5.0, 1.0, 1.0, 9.0, 1.0, 1.0, 1.0, 0.0),
+            (3.0, 15.0, 7.0, 1.5, 3.0, 11.5, 3.0, 2.5, 1.5, 0.0),
+        )
     )
     figures = bench.drafting(before, after)
     assert figures["acceptance_rate"] == 0.2 and figures["mean_acceptance_length"] == 2.0
     assert (figures["draft_seconds"], figures["verify_seconds"]) == (0.5, 2.0)
     assert figures["estimated_gain"] == 1.25
+    assert drafted_between(before, after)["accepted_per_position"] == [0.75, 0.25]
     options = bench.parse(["--at-once", "2", "--drafts", "3", "--layers", "7"])
     made = {one.name: bench.speculative(one, options) for one in bench.VARIANTS}
     assert made["baseline"] is None

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from jaxinfer.config.speculative_config import SpeculativeConfig
+from jaxinfer.config.speculative_config import DEFAULT_RUNNING, SpeculativeConfig
 from jaxinfer.speculation.control import (
-    DEFAULT_RUNNING,
     FIRST_TRIES,
     PROBE_EVERY,
     ModelDrafter,
@@ -49,6 +48,17 @@ def test_a_request_whose_drafts_fail_stops_and_then_only_tries() -> None:
     feed(made, one, [5] * 4)
     one.num_undrafted = 0
     assert made.is_due(one)
+
+
+def test_a_request_with_nothing_to_look_up_is_rarely_due() -> None:
+    """While one is due the device waits for the host."""
+    made, one = drafter(), request([1, 2, 3, 4])
+    rhythm = []
+    for _ in range(3 * PROBE_EVERY):
+        rhythm.append(made.is_due(one))
+        assert made.drafts(one, 2) == ()
+        one.num_undrafted += 1  # as the choice of rows counts
+    assert 2 <= sum(rhythm) <= 5 and not any(rhythm[4 : PROBE_EVERY - 1])
 
 
 def test_without_adapting_it_always_drafts() -> None:
@@ -100,14 +110,26 @@ def test_a_model_s_drafts_are_learned_from_as_others_are() -> None:
 
 def test_dearer_drafts_have_to_stand_more_often() -> None:
     """Five at a tenth of a step each, or at half of one: two accepted pay for the first only."""
-    cheap, dear = model_drafter(0.1), model_drafter(0.5)
-    one = request([1])
+    (cheap, one), (dear, other) = [(model_drafter(cost), request([1])) for cost in (0.1, 0.5)]
     for _ in range(20):
         cheap.see(one, 5, 2)
-    assert cheap.is_due(one) and not dear.is_due(one)
+        dear.see(other, 5, 2)
+    assert cheap.is_due(one) and not dear.is_due(other)
     for _ in range(20):
-        cheap.see(one, 5, 4)
-    assert dear.is_due(one)
+        dear.see(other, 5, 4)
+    assert dear.is_due(other)
+
+
+def test_few_drafts_need_not_pay_for_more() -> None:
+    """Two of at most eight are drafted, both stand: 2 - 0.6 is a gain."""
+    made, one = (
+        model_drafter(0.3, num_speculative_tokens=8, tokens_by_running=((4, 2),)),
+        request([1]),
+    )
+    for _ in range(30):
+        made.see(one, 2, 2)
+    assert made.can_pay and made.is_due(one)
+    assert not model_drafter(0.7, tokens_by_running=((4, 2),)).can_pay
 
 
 def test_what_costs_as_much_as_the_model_never_drafts_unless_told_to() -> None:

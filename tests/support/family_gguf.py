@@ -23,10 +23,12 @@ _ARCHITECTURES = {
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "llama": gguf.MODEL_ARCH.LLAMA,
     "mistral": gguf.MODEL_ARCH.LLAMA,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
 }
 _INTERLEAVED = ("llama", "smollm3")
@@ -34,11 +36,14 @@ _INTERLEAVED = ("llama", "smollm3")
 _UNSAYABLE = (
     "llama_dynamic",
     "mistral_window",
+    "mixtral_window",
     "qwen2_window",
     "qwen3_window",
     "smollm3_window",
     "gemma2",  # its query scale, unless it is the head size
     "gpt_oss",  # its limit
+    "qwen3_moe_listed",  # layers without experts
+    "qwen3_moe_stepped",
 )
 _MXFP4 = int(gguf.GGMLQuantizationType.MXFP4)
 
@@ -70,8 +75,8 @@ def write_family_gguf(path: Path, fixture: Fixture) -> Path:
 
 
 def _one_by_one(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """gpt-oss's gates and ups, whose rows take turns, as tensors of their own; blocks with their
-    scales; sinks as weights."""
+    """Gates and ups of experts as tensors of their own: their rows are halves of one, and take
+    turns in gpt-oss; blocks with their scales; sinks as weights."""
     found = {}
     for name, value in weights.items():
         if name.endswith("_blocks"):
@@ -85,6 +90,12 @@ def _one_by_one(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             for place, part in enumerate(("gate_proj", "up_proj")):
                 rows = np.ascontiguousarray(value[:, place::2])
                 found[name.replace("gate_up_proj", part)] = rows
+        elif name.endswith(".experts.gate_up_proj"):
+            for part, rows in zip(("gate_proj", "up_proj"), np.split(value, 2, 1), strict=True):
+                stored = f"{name.replace('gate_up_proj', part)}.weight"
+                found[stored] = np.ascontiguousarray(rows)
+        elif name.endswith(".experts.down_proj"):
+            found[f"{name}.weight"] = value
         elif not name.endswith("_scales"):
             found[name] = value
     return found
@@ -137,11 +148,12 @@ def _metadata(arch: str, config: dict[str, Any]) -> dict[str, Any]:
             stretch = config["max_position_embeddings"] / original
             magnitude = math.sqrt(1 + math.log(stretch) / math.log(original))
             values["rope.scaling.attn_factor"] = magnitude
-    if arch == "gpt-oss":
+    if "num_local_experts" in config:
+        size = config.get("moe_intermediate_size", config["intermediate_size"])
         values |= {
             "expert_count": config["num_local_experts"],
             "expert_used_count": config["num_experts_per_tok"],
-            "expert_feed_forward_length": config["intermediate_size"],
+            "expert_feed_forward_length": size,
         }
     if arch in ("gemma2", "gemma3", "gpt-oss", "phi3"):
         values["attention.sliding_window"] = config.get("sliding_window") or 0

@@ -27,6 +27,8 @@ from tests.support.family_gguf import has_gguf_form
 ROOT = Path(__file__).parents[2]
 DATA, PAGE = ROOT / "tests/data", ROOT / "docs/support.md"
 ROPES = ("none", "linear", "dynamic", "llama3", "yarn", "longrope")
+# A file with blocks has floats too (norms, routers); one of floats has nothing else.
+FLOATS = {"F32", "F16", "BF16"}
 REAL_TOKENIZERS = {"smollm": "SmolLM2"}
 INTRODUCTION = """# What is supported
 
@@ -39,13 +41,20 @@ no such thing.
 
 
 FILES = """GGUF files of a Mistral say `llama` and hold no window: all layers attend fully, as in
-llama.cpp. Scales, windows and layers that llama.cpp hard-codes for Gemma 2, Gemma 3 and SmolLM3 are
-taken from it.
+llama.cpp. Scales, and the windows and layers that llama.cpp hard-codes where a file is silent
+(Gemma 2, Gemma 3, gpt-oss, SmolLM3), are taken from it.
 """
 ROPE_CONTEXT = """`dynamic` and `longrope` have one set of frequencies for contexts up to the
 trained one, and another for longer ones. An engine uses one for all requests, by its
 `max_model_len`, whose default keeps to short contexts; numbers are then those of transformers for
 texts of that length. A larger `max_model_len` takes the other set.
+
+`linear`, `dynamic` and `yarn` stretch the trained context by their factor. Which one that is, only
+`original_max_position_embeddings` says; without it, it is `max_position_embeddings` (GGUF:
+`context_length`), as transformers has it. `max_model_len` may go up to the stretched length: a
+Qwen3 with a factor of 4 and 32,768 positions runs with `max_model_len=131072`. Its default never
+goes past what the file gives, or 8,192. Gemma 3 scales the rope of some layers only, and its files
+give the stretched length; so do those of `llama3` and `longrope`.
 """
 
 
@@ -93,7 +102,7 @@ def _config(raw: dict[str, Any]) -> ModelConfig:
 
 def render() -> str:
     """The whole page."""
-    parts = [INTRODUCTION, "## Families\n", _families(), FILES]
+    parts = [INTRODUCTION, "## Families\n", families(), FILES]
     parts += ["## Rotary embeddings\n", _ropes(), ROPE_CONTEXT]
     parts += ["## Variants of a family\n", _variants(), "## Quantized weights\n", _quantized()]
     parts += ["## Tokenizers of GGUF files\n", _tokenizers()]
@@ -113,22 +122,23 @@ def _said(is_verified: bool, runs: bool = True) -> str:
     return "verified" if is_verified else "untested" if runs else "refused"
 
 
-def _families() -> str:
+def families() -> str:
     """`config.json` of both generations is read by the same tests, from the same fixtures."""
     batched = {read_fixture(name).config["model_type"] for name in (*FAST, *SLOW)}
     batched |= {model["base"]["model_type"] for model in MODELS.values()}
     rows = []
     for one in ARCHITECTURES:
         floats = any(not seen.is_gguf and not seen.quantization for seen in _of(one))
-        blocks = {name for seen in _of(one) if seen.is_gguf for name in seen.blocks}
-        files = _said("F32" in blocks), _said(bool(blocks - {"F32", "F16", "BF16"}))
+        files = [seen.blocks for seen in _of(one) if seen.is_gguf]
+        whole = any(blocks <= FLOATS for blocks in files)
+        said = _said(whole), _said(any(blocks - FLOATS for blocks in files))
         rows.append(
             (
                 one.name,
                 ", ".join(f"`{name}`" for name in one.hf_model_types),
                 _said(floats),
                 ", ".join(f"`{name}`" for name in one.gguf_names) or "as `llama`",
-                *(files if one.gguf_names else ("-", "-")),
+                *(said if one.gguf_names else ("-", "-")),
                 _said(bool(batched & set(one.hf_model_types))),
             )
         )

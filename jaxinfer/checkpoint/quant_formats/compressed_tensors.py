@@ -76,6 +76,7 @@ class CompressedTensorsFormat(QuantFormat):
             block=scheme.block,
             group_size=scheme.group_size,
             inputs=scheme.inputs,
+            must_have_zeros=scheme.kind == "int" and not scheme.is_symmetric,
         )
 
     def extra_tensors(self) -> frozenset[str]:

@@ -72,11 +72,13 @@ class ScaledMatrix(PackedMatrix):
         block: tuple[int, int] | None = None,
         group_size: int = -1,
         inputs: tuple[Literal["int8", "fp8"], int] | None = None,
+        must_have_zeros: bool = False,
     ) -> None:
         """block: (rows, columns) under one scale. group_size: columns under one scale of a row.
         inputs: kind and group size of inputs that are meant to be rounded."""
         self.name, self.shape, self._tensors = layer, shape, tensors
-        infos = require(tensors, layer, ("weight", scale))
+        endings = ["weight", scale] + ["weight_zero_point"] * must_have_zeros
+        infos = require(tensors, layer, endings)[:2]
         check_stored(infos[0], shape, tuple(_CODES), "a quantized layer")
         self._scales = _grid(tensors, infos[1], shape, block, group_size)
         zeros = tensors.infos.get(f"{layer}.weight_zero_point")

@@ -168,6 +168,9 @@ def test_asymmetric_int8(tmp_path: Path) -> None:
     found = read(layer_of(write_quantized_tiny(tmp_path, config, {V: tensors}), V))
     expected = (codes.astype(np.float32) - zeros.astype(np.float32)) * scales
     np.testing.assert_array_equal(found, expected)
+    del tensors[f"{V}.weight_zero_point"]
+    with pytest.raises(CheckpointError, match="weight_zero_point"):
+        layer_of(write_quantized_tiny(tmp_path / "without", config, {V: tensors}), V)
 
 
 KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
