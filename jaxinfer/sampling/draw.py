@@ -21,9 +21,9 @@ from jaxinfer.sampling.slot_state import Ahead, LoopState
 # token, finite, logprob, rank, best ids, best logprobs
 PACKED_COLUMNS = 4 + 2 * MAX_LOGPROBS
 
-# Rows that are drawn at once on a GPU. What drawing holds beside the logits is several times these
-# rows of the vocabulary; rows one after another would leave the GPU idle.
-BLOCK_ROWS = 16
+# Rows that are drawn at once on a GPU, and the most logits that they have. What drawing holds
+# beside all logits is several times these; rows one after another would leave the GPU idle.
+BLOCK_ROWS, BLOCK_LOGITS = 16, 1 << 22
 
 LogprobsMode = Literal["raw", "processed"]
 
@@ -69,10 +69,15 @@ def draw(
     draw_rows = functools.partial(_draw_rows, state, logprobs_mode)
     operands = (logits, rows, positions, slots, ahead)
     with jax.named_scope("draw"):
-        if logits.shape[0] <= BLOCK_ROWS:
+        if logits.shape[0] <= block_rows(logits.shape[1]):
             return draw_rows(*operands)
         in_blocks = functools.partial(draw_in_blocks, draw_rows)
         return lax.platform_dependent(*operands, cpu=draw_rows, default=in_blocks)
+
+
+def block_rows(vocab_size: int) -> int:
+    """Rows of a block. Example: 16 of 128,256 logits, 8 of 262,208."""
+    return BLOCK_ROWS if BLOCK_ROWS * vocab_size <= BLOCK_LOGITS else BLOCK_ROWS // 2
 
 
 def draw_in_blocks(draw_rows: Callable[..., Drawn], *operands: Any) -> Drawn:
@@ -85,16 +90,14 @@ def draw_in_blocks(draw_rows: Callable[..., Drawn], *operands: Any) -> Drawn:
     Args:
         draw_rows: a function of logits, rows, positions, slots and drafts whose rows do not depend
             on each other.
-        operands: those; at least BLOCK_ROWS rows.
+        operands: those; at least `block_rows` of them.
     """
     logits, rows = operands[0], operands[1]
-    num_rows = logits.shape[0]
+    num_rows, size = logits.shape[0], block_rows(logits.shape[1])
 
     def add(number: Any, drawn: Drawn) -> Drawn:
-        start = jnp.minimum(number * BLOCK_ROWS, num_rows - BLOCK_ROWS)
-        block = jax.tree.map(
-            lambda leaf: lax.dynamic_slice_in_dim(leaf, start, BLOCK_ROWS), operands
-        )
+        start = jnp.minimum(number * size, num_rows - size)
+        block = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, size), operands)
         return jax.tree.map(
             lambda whole, part: lax.dynamic_update_slice_in_dim(whole, part, start, 0),
             drawn,
@@ -102,7 +105,7 @@ def draw_in_blocks(draw_rows: Callable[..., Drawn], *operands: Any) -> Drawn:
         )
 
     def in_blocks(_: jax.Array) -> Drawn:
-        return lax.fori_loop(0, -(-num_rows // BLOCK_ROWS), add, _greedy(logits))
+        return lax.fori_loop(0, -(-num_rows // size), add, _greedy(logits))
 
     asked = (rows.temperature > 0) | (rows.seated > 0) | (rows.num_logprobs >= 0)
     return lax.cond(jnp.any(asked), in_blocks, _greedy, logits)

@@ -75,7 +75,7 @@ def decode_attention(
     group = num_heads // num_kv_heads
     real = num_queries * group
     rows_shape = (num_rows, num_kv_heads, real + -real % ROW_STEP, head_dim)
-    grouped = _grouped_queries(q, rows_shape, shape.interpret)
+    grouped = _grouped_queries(q, rows_shape)
     positions = table.shape[1] * shape.page_tokens
     split = tiles.split_for(positions)
     num_splits = _num_splits(positions, split, num_queries, shape.window)
@@ -98,18 +98,12 @@ def _sinks_by_row(sinks: jax.Array, num_kv_heads: int) -> jax.Array:
     return jnp.tile(by_head, (1, BLOCK_ROWS))[:, :BLOCK_ROWS]
 
 
-def _grouped_queries(
-    q: jax.Array, rows_shape: tuple[int, int, int, int], interpret: bool
-) -> jax.Array:
-    """Query rows by kv head: [B, K, rows, D], filled up with zeros; of one token [B, H, D].
+def _grouped_queries(q: jax.Array, rows_shape: tuple[int, int, int, int]) -> jax.Array:
+    """Query rows by kv head, filled up with zeros: [B, K, rows, D].
 
-    There a kv head's rows are what lies behind its first query head: others' queries, which only
-    fill up the tile, and past the last one the zeros with which a copy fills in.
+    A copy of a tile must begin at a whole tile, so heads cannot be taken where they lie.
     """
     num_rows, num_kv_heads, rows, head_dim = rows_shape
-    if q.shape[1] == 1:
-        missing = ((0, 0), (0, rows if interpret else 0), (0, 0))  # the simulator does not fill in
-        return jnp.pad(q[:, 0], missing)
     grouped = q.reshape(num_rows, q.shape[1], num_kv_heads, -1, head_dim)
     grouped = grouped.swapaxes(1, 2).reshape(num_rows, num_kv_heads, -1, head_dim)
     return jnp.pad(grouped, ((0, 0), (0, 0), (0, rows - grouped.shape[2]), (0, 0)))
@@ -284,8 +278,7 @@ def _decode_kernel(
     def attend() -> None:
         @pl.when(this_group == 0)
         def _start() -> None:
-            place = pl.ds(head * group, rows) if num_queries == 1 else head
-            plgpu.copy_gmem_to_smem(q_gmem.at[row, place], q_smem.at[pl.ds(0, rows)], q_ready)
+            plgpu.copy_gmem_to_smem(q_gmem.at[row, head], q_smem.at[pl.ds(0, rows)], q_ready)
             for gmem, smem in zip(sinks_gmem, sinks_smem, strict=True):
                 plgpu.copy_gmem_to_smem(gmem.at[head], smem, q_ready)
             for ahead in range(stages if not num_scales else 0):

@@ -89,8 +89,8 @@ def rotate_write(
     """See `reference.rotate_write`. `tiles` is None: there is nothing to choose."""
     _check({"cos": cos, "k_pages": k_pages, "v_pages": v_pages}, num_heads)
     half = k_pages.shape[3] // 2
-    most = MAX_SHARED_BYTES // (2 * MAX_HEADS * half * 4)
-    if parts.shape[0] > most:
+    rows = _part_rows(parts.shape[0], num_heads + 2 * k_pages.shape[1])
+    if 2 * rows * half * 4 > MAX_SHARED_BYTES:
         parts = functools.reduce(jnp.add, list(parts))[None]
     heads = _Heads(
         num_heads=num_heads,
@@ -112,6 +112,12 @@ def rotate_write(
     )
 
 
+def _part_rows(num_parts: int, num_heads: int) -> int:
+    """Rows of shared memory for parts one behind the other: a part is read with what follows it,
+    up to the rows of the layout, and only its own heads are used."""
+    return (num_parts - 1) * num_heads + MAX_HEADS
+
+
 def _check(arrays: dict[str, jax.Array], num_heads: int) -> None:
     shapes = {name: array.shape for name, array in arrays.items()}
     dtypes = {name: array.dtype for name, array in arrays.items()}
@@ -131,7 +137,7 @@ def _call(inputs: list[jax.Array], halves: list[jax.Array], heads: _Heads) -> li
         grid=(num_tokens,),
         grid_names=("token",),
         scratch_types=[
-            plgpu.SMEM((heads.num_parts, 2, MAX_HEADS, half), jnp.float32),
+            plgpu.SMEM((2, _part_rows(heads.num_parts, heads.count), half), jnp.float32),
             plgpu.SMEM((angles, half), jnp.float32),
             plgpu.SMEM((2, MAX_HEADS, half), jnp.bfloat16),
             plgpu.Barrier(num_arrivals=copies),
@@ -151,7 +157,7 @@ def _kernel(*refs: Any, num_inputs: int, heads: _Heads) -> None:
         for side in (0, 1):
             plgpu.copy_gmem_to_smem(
                 parts_gmem.at[part, token, :, side],
-                parts_smem.at[part, side, pl.ds(0, heads.count)],
+                parts_smem.at[side, pl.ds(part * heads.count, heads.count)],
                 ready,
             )
     for row, angles in enumerate(angles_gmem[:2]):
@@ -181,7 +187,7 @@ def _sum_of_parts(parts_smem: Any, side: int, columns: Any, heads: _Heads) -> ja
     """[64, block] f32: some columns of one half of every head."""
 
     def read(part: int) -> jax.Array:
-        place = parts_smem.at[part, side, :, columns]
+        place = parts_smem.at[side, pl.ds(part * heads.count, MAX_HEADS), columns]
         return load(place, WGMMA, heads.interpret, optimized=False)
 
     return functools.reduce(jnp.add, map(read, range(heads.num_parts)))
