@@ -97,7 +97,7 @@ def why_without_kernel(
             reason = why_not_packed(matrix, activation_dtype, platform)
             if matrix.kernel == "reference" and reason:
                 yield "packed matrices", _kind(matrix), reason
-        elif getattr(matrix, "ndim", 0) == 2:
+        elif isinstance(matrix, jax.Array | jax.ShapeDtypeStruct) and matrix.ndim == 2:
             if reason := why_not_plain(*_plain_call(matrix, activation_dtype), platform):
                 yield "plain matrices", str(matrix.dtype), reason
 
