@@ -1,6 +1,6 @@
 """Ops checked against float64 on fresh data and timed, XLA beside Pallas.
 
-All ops with kernels but `grouped_matmul`.
+Those with cases of their own; `layer_ops` has the others, but for `grouped_matmul`.
 """
 
 import functools
@@ -30,6 +30,7 @@ from pallas_kernels.row_matmul import row_matmul
 
 _CHECKED_ROWS = 2  # of attention, in float64 on the host
 _CHECKED_OUTPUTS = 128  # of a matrix, likewise
+_ADDENDS = ("zeros", "offsets")
 
 
 def measure_machine(is_tiny: bool) -> tuple[Machine, list[Row]]:
@@ -65,7 +66,9 @@ def norm_rows(setting: Setting) -> Iterator[Row]:
         for name in names:
             call = functools.partial(rms_norm, eps=1e-6, implementation=name)
             moved = 2 * x.size * x.dtype.itemsize
-            yield _row(setting, "rms_norm", case.name, name, call, (x, weight), exact, moved=moved)
+            yield measured_row(
+                setting, "rms_norm", case.name, name, call, (x, weight), exact, moved=moved
+            )
 
 
 def attention_rows(setting: Setting, step: str) -> Iterator[Row]:
@@ -94,7 +97,7 @@ def attention_rows(setting: Setting, step: str) -> Iterator[Row]:
         for name in setting.kernels:
             call = functools.partial(paged_attention, implementation=name, **options)
             work = {"moved": moved} if step == "decode" else {"flops": flops}
-            yield _row(setting, f"{step} attention", case.name, name, call, arrays, exact,
+            yield measured_row(setting, f"{step} attention", case.name, name, call, arrays, exact,
                        pick=lambda found, case=case, rows=checked: _real(case, found, rows),
                        **work)  # fmt: skip
 
@@ -102,9 +105,11 @@ def attention_rows(setting: Setting, step: str) -> Iterator[Row]:
 def quant_rows(setting: Setting) -> Iterator[Row]:
     """W4A16 and W8A16 against the bf16 matmul: the rate is the speed over it."""
     tier = "quick" if setting.is_tiny else "bench"
-    cases = [case for case in QUANT_CASES if case.tier == tier and case.addend == "none"]
+    cases = [case for case in QUANT_CASES if case.tier == tier]
     plain: dict[tuple[int, int, int], float] = {}
-    for case in with_time(setting, cases[:2] if setting.is_tiny else cases):
+    if setting.is_tiny:
+        cases = cases[:2] + [next(one for one in cases if one.addend == kind) for kind in _ADDENDS]
+    for case in with_time(setting, cases):
         x, arrays = _packed(case, setting.seed)
         decode = functools.partial(dequantize, columns=case.columns, group=case.group)
         matrix = jax.jit(decode)(*arrays)
@@ -118,7 +123,7 @@ def quant_rows(setting: Setting) -> Iterator[Row]:
         moved = case.outputs * (case.columns * bits // 8 + 2 * math.ceil(case.columns / case.group))
         for name in setting.kernels:
             call = functools.partial(quant_matmul, group=case.group, implementation=name)
-            row = _row(setting, "quant matmul", case.name, name, call, (x, *arrays), exact,
+            row = measured_row(setting, "quant matmul", case.name, name, call, (x, *arrays), exact,
                        pick=lambda found: found[..., :_CHECKED_OUTPUTS], moved=moved)  # fmt: skip
             yield _speedup(row, plain[shape])
 
@@ -129,7 +134,7 @@ def _speedup(row: Row, plain_ms: float) -> Row:
     return replace(row, note=f"{plain_ms / row.ms:.2f}x of bf16 ({plain_ms:.3f} ms)")
 
 
-def _row(
+def measured_row(
     setting: Setting,
     section: str,
     case: str,
@@ -236,8 +241,8 @@ def _exact_attention(case: Any, arrays: tuple[Any, ...], row: int) -> np.ndarray
     return out
 
 
-def _packed(case: Any, seed: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    keys = jax.random.split(jax.random.key(seed), 3)
+def _packed(case: Any, seed: int) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:
+    keys = jax.random.split(jax.random.key(seed), 4)
     x = jax.random.normal(keys[0], (case.rows, case.columns), jnp.bfloat16)
     groups = -(-case.columns // case.group)
     scales = jax.random.uniform(keys[1], (groups, case.outputs), jnp.float32, 0.01, 0.1)
@@ -245,4 +250,9 @@ def _packed(case: Any, seed: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         codes = jax.random.bits(keys[2], (case.outputs, case.columns // 2), jnp.uint8)
     else:
         codes = jax.random.randint(keys[2], (case.outputs, case.columns), -127, 128, jnp.int8)
-    return x, (codes, scales.astype(jnp.bfloat16))
+    zeros = offsets = None
+    if case.addend == "zeros":
+        zeros = jax.random.randint(keys[3], (groups, case.outputs), -8, 8, jnp.int8)
+    if case.addend == "offsets":
+        offsets = jax.random.normal(keys[3], (groups, case.outputs), jnp.float32)
+    return x, (codes, scales.astype(jnp.bfloat16), zeros, offsets)

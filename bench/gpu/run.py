@@ -22,6 +22,7 @@ import jax  # noqa: E402  (reads the number of threads)
 
 _HERE = Path(__file__).parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent), str(_HERE.parents[1])]
+from layer_ops import product_rows, residual_rows, write_rows  # noqa: E402
 from measure import Clock, Row, Setting, as_json  # noqa: E402  (neighbours of a script)
 from ops import attention_rows, measure_machine, norm_rows, quant_rows  # noqa: E402
 from steps import step_rows  # noqa: E402
@@ -32,9 +33,13 @@ SECTIONS: dict[str, Callable[[Setting], Iterable[Row]]] = {
     "decode": lambda setting: attention_rows(setting, "decode"),
     "steps": step_rows,
     "prefill": lambda setting: attention_rows(setting, "prefill"),
+    "residual": residual_rows,
+    "write": write_rows,
+    "products": product_rows,
     "quant": quant_rows,
 }
-_SHARES = {"norm": 0.1, "decode": 0.25, "steps": 0.6, "prefill": 0.75, "quant": 1.0}
+_SHARES = {"norm": 0.1, "decode": 0.25, "steps": 0.6, "prefill": 0.7, "residual": 0.72,
+           "write": 0.76, "products": 0.84, "quant": 1.0}  # fmt: skip
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

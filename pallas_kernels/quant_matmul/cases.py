@@ -27,6 +27,8 @@ class Case:
 # Codes and groups.
 _MEASURED: tuple[tuple[Literal["int4", "int8"], int], ...] = (("int4", 128), ("int8", 1 << 20))
 
+_ADDENDS: tuple[tuple[Literal["zeros", "offsets"], int], ...] = (("zeros", 128), ("offsets", 32))
+
 
 def _small(name: str, codes: Literal["int4", "int8"], group: int, **options) -> Case:
     given = {"rows": 3, "outputs": 64, "columns": max(256, min(group, 512)), **options}
@@ -79,5 +81,18 @@ CASES = (
         for codes, group in _MEASURED
         for name, (outputs, columns) in _MATRICES.items()
         for rows in (1, 8, 16, 32, 64, 128)
+    ),
+    *(
+        Case(
+            name=f"8b gate int4 g{group} with {addend} 16 rows",
+            codes="int4",
+            rows=16,
+            outputs=14336,
+            columns=4096,
+            group=group,
+            addend=addend,
+            tier="bench",
+        )
+        for addend, group in _ADDENDS
     ),
 )

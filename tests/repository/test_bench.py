@@ -327,6 +327,11 @@ def test_the_gpu_script_runs_end_to_end_on_a_cpu(tmp_path: Path) -> None:
     assert sections == {
         "machine",
         "rms_norm",
+        "add_rms_norm",
+        "rotate_write",
+        "plain product",
+        "int8 by int8 product",
+        "fp8 by fp8 product",
         "decode attention",
         "prefill attention",
         "quant matmul",
