@@ -149,12 +149,13 @@ def _kernels(records: Iterable[dict[str, Any]]) -> str:
         plan = record["plan"]
         decode = [one for one in plan["programs"] if one["name"].startswith("decode_step")][-1]
         kernels, fallbacks = plan["kernels"], plan["fallbacks"].items()
+        registers = [one["registers"] for one in kernels]
         rows.append(
             (
                 record["name"],
                 "; ".join(f"{op}: {reason}" for op, reason in fallbacks) or "-",
                 str(decode["kernels_a_layer"]),
-                ", ".join(str(n) for n in sorted({one["registers"] for one in kernels})) or "-",
+                f"{min(registers)}–{max(registers)}" if registers else "-",
                 f"{sum(one['spill_bytes'] for one in kernels)}",
             )
         )

@@ -33,15 +33,21 @@ def compile_kernels(lowered: Any) -> tuple[Any, list[KernelPlan]]:
 
     A kernel that this process has compiled before is not compiled again: its report is kept.
     """
-    found = re.findall(r'kernel_hash = "((?:[^"\\]|\\.)*)"', lowered.as_text())
-    hashes = list(dict.fromkeys(found))
     with dumped_kernels() as folder:
         compiled = lowered.compile()
         fresh = read_kernels(folder)
+    hashes = _hashes(compiled.as_text()) or _hashes(lowered.as_text())
     unknown = [one for one in hashes if one not in _KNOWN_REPORTS]
     assert len(unknown) == len(fresh), (len(unknown), len(fresh))
     _KNOWN_REPORTS.update(zip(unknown, fresh, strict=True))
     return compiled, [_KNOWN_REPORTS[one] for one in hashes]
+
+
+def _hashes(text: str) -> list[str]:
+    """Of the kernels in a program, each once; the compiled one has them in the order in which they
+    were compiled."""
+    found = re.findall(r'kernel_hash = "((?:[^"\\]|\\.)*)"', text)
+    return list(dict.fromkeys(found))
 
 
 def table(rows: dict[str, KernelPlan]) -> str:
