@@ -6,6 +6,7 @@ Reads what the assembler says of each kernel. Knows no engine: `plan` asks for w
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,6 +60,23 @@ def report_call(
         moved_bytes=traffic.num_bytes,
         temporary_bytes=executable.memory_analysis().temp_size_in_bytes,
     )
+
+
+def time_call(call: Callable[..., Any], *arguments: Any, repeats: int = 20) -> float:
+    """Milliseconds of the call with these arrays, on the device where they are.
+
+    repeats: calls launched one after another, of whose time it is the mean; one before them is not
+        counted.
+    """
+    import jax
+
+    from jaxinfer.runner.compile import ProgramSource, compile_program
+
+    executable = compile_program(ProgramSource(function=call, arguments=arguments))
+    jax.block_until_ready(executable(*arguments))
+    start = time.perf_counter()
+    jax.block_until_ready([executable(*arguments) for _ in range(repeats)])
+    return 1e3 * (time.perf_counter() - start) / repeats
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def requests() -> list[tuple[list[int], SamplingParams]]:
     ("name", "dtype"),
     [
         ("llama", "float32"),
-        ("gemma3", "auto"),
+        pytest.param("gemma3", "auto", marks=pytest.mark.slow),
         pytest.param("llama", "auto", marks=pytest.mark.slow),
         pytest.param("gemma3", "float32", marks=pytest.mark.slow),
     ],

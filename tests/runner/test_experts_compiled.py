@@ -43,7 +43,7 @@ DRAW_COPIES = 6
 
 
 @needs_aot
-@pytest.mark.parametrize("step", ["decode", "prefill"])
+@pytest.mark.parametrize("step", ["decode", pytest.param("prefill", marks=pytest.mark.slow)])
 def test_two_layers_of_a_30b_a3b(
     step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
