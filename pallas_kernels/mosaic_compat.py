@@ -121,7 +121,7 @@ def load(ref: Any, layout: Any, interpret: bool, *, optimized: bool = True) -> j
     options = {"layout": layout, "optimized": optimized}
     if LOAD_NEEDS_INDICES:
         return plgpu.load(ref, (), **options)
-    return plgpu.load(ref, **options)  # type: ignore[call-arg]
+    return plgpu.load(ref, **options)  # type: ignore[call-arg]  # of the other releases
 
 
 def store_transposed(ref: Any, value: jax.Array, interpret: bool) -> None:

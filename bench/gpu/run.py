@@ -22,7 +22,7 @@ import jax  # noqa: E402  (reads the number of threads)
 
 _HERE = Path(__file__).parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent), str(_HERE.parents[1])]
-from layer_ops import product_rows, residual_rows, write_rows  # noqa: E402
+from layer_ops import product_rows, residual_rows, write_rows  # noqa: E402  (likewise)
 from measure import Clock, Row, Setting, as_json  # noqa: E402  (neighbours of a script)
 from ops import attention_rows, measure_machine, norm_rows, quant_rows  # noqa: E402
 from steps import step_rows  # noqa: E402

@@ -273,7 +273,7 @@ def _verify_widths(ask: EngineConfig, slots: int, device: Device) -> tuple[int, 
     if not ask.speculative_config:
         return ()
     wanted, widths = ask.speculative_config, _decode_widths(slots, device)
-    most = wanted.drafting_table[-1][0]
+    most = max((running for running, tokens in wanted.drafting_table if tokens), default=1)
     if device.platform != "cpu":
         return (min(most, slots),)
     if wanted.tokens_by_running is None:

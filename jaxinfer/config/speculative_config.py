@@ -50,7 +50,9 @@ class SpeculativeConfig:
     @property
     def drafting_table(self) -> tuple[tuple[int, int], ...]:
         """`tokens_by_running`, decided where it was not set."""
-        return self.tokens_by_running or ((DEFAULT_RUNNING, self.num_speculative_tokens),)
+        if self.tokens_by_running is None:
+            return ((DEFAULT_RUNNING, self.num_speculative_tokens),)
+        return self.tokens_by_running
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:

@@ -100,7 +100,7 @@ def _rotated_at_once(
     q, *written = rotate_write(
         parts.reshape(parts.shape[0], -1, parts.shape[-1]),
         pages[0],  # type: ignore[arg-type]  # plain arrays, where the kernel was chosen
-        pages[1],  # type: ignore[arg-type]
+        pages[1],  # type: ignore[arg-type]  # likewise
         rope.cos.reshape(-1, rope.cos.shape[-1]),
         rope.sin.reshape(-1, rope.sin.shape[-1]),
         slots.pages,
@@ -108,7 +108,7 @@ def _rotated_at_once(
         norms,
         num_heads=config.num_heads,
         eps=config.norm_eps,
-        implementation=kernel,  # type: ignore[arg-type]
+        implementation=kernel,  # type: ignore[arg-type]  # decided for the engine
     )
     return q.reshape(*x.shape[:2], *q.shape[1:]), (written[0], written[1])
 

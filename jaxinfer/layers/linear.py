@@ -88,6 +88,7 @@ def matmul_parts(x: jax.Array, matrix: Matrix) -> jax.Array:
         case PermutedWeight(order=order, matrix=inner):
             return matmul_parts(jnp.take(x, order, axis=-1, mode="clip"), inner)
         case StreamedWeight(value=value, kernel=kernel):
+            # A name from `StreamedWeight`, decided when it was made.
             return plain_matmul_parts(x, value, implementation=kernel)  # type: ignore[arg-type]
         case QuantWeight():
             return _quant_matmul(x, matrix)

@@ -44,4 +44,5 @@ def add_rms_norm(
     """
     with jax.named_scope("rms_norm"):
         options = {"eps": eps, "implementation": kernel}
+        # The name was decided for the engine.
         return add_rms_norm_op(x, parts, weight, addend_weight, **options)  # type: ignore[arg-type]

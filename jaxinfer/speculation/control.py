@@ -102,7 +102,7 @@ class ModelDrafter(Control):
     @property
     def can_pay(self) -> bool:
         """False where a round takes longer than its tokens would, even if every draft stands."""
-        most = max(tokens for _, tokens in self._table)
+        most = max((tokens for _, tokens in self._table), default=0)
         return most * (1 - self.cost) >= GAIN_THAT_PAYS
 
     def is_due(self, request: Request) -> bool:

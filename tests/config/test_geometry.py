@@ -244,7 +244,7 @@ def test_nothing_is_drafted_where_one_token_is_all() -> None:
 
 @pytest.mark.parametrize(
     ("slots", "table", "widths"),
-    [(64, None, (DEFAULT_RUNNING,)), (64, ((8, 4), (24, 2)), (24,)), (2, None, (2,))],
+    [(64, None, (DEFAULT_RUNNING,)), (64, ((8, 4), (24, 2), (64, 0)), (24,)), (2, None, (2,))],
 )
 def test_a_gpu_verifies_no_more_rows_than_may_draft(
     slots: int, table: Any, widths: tuple[int, ...]

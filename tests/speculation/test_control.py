@@ -29,6 +29,11 @@ def test_without_a_table_few_running_requests_draft() -> None:
     assert drafter().num_tokens(DEFAULT_RUNNING + 1) == 0
 
 
+def test_an_empty_table_drafts_nothing() -> None:
+    made = drafter(tokens_by_running=())
+    assert made.num_tokens(1) == 0 and not model_drafter(tokens_by_running=()).can_pay
+
+
 def test_no_more_rows_draft_than_a_program_has() -> None:
     assert drafter(max_rows=2, tokens_by_running=((6, 3),)).num_tokens(3) == 0
 
