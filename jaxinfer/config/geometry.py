@@ -50,7 +50,8 @@ class Geometry:
     fixed scales of its keys and of its values, one or one a kv head; empty where all are 1.
     norm_kernel, residual_kernel (of a norm together with the addition before it), expert_kernel:
     as `layers.norm` and `layers.moe` take them. write_kernel: of `rotate_write`, which rotates and
-    writes new keys; "reference" leaves that to XLA.
+    writes new keys; "reference" leaves that to XLA. fills_tiles: whether a step's tokens are filled
+    up to whole tiles of the kernels that multiply.
     """
 
     max_model_len: int
@@ -78,6 +79,7 @@ class Geometry:
     residual_kernel: str = "auto"
     write_kernel: str = "reference"
     expert_kernel: str = "tiles"
+    fills_tiles: bool = False
 
     @property
     def page_kinds(self) -> tuple[str, str]:

@@ -19,7 +19,13 @@ from jaxinfer.layers.expert_rounds import choose_expert_kernel, why_not_experts
 from jaxinfer.layers.matmul_kernels import why_without_kernel, with_kernels
 from jaxinfer.layers.stacked import stack_products
 from jaxinfer.models.registry import architecture_named
-from pallas_kernels.dispatch import HOPPER, Platform, current_platform
+from pallas_kernels.dispatch import (
+    HOPPER,
+    OF_HOPPER,
+    Platform,
+    current_platform,
+    why_not_hopper,
+)
 from pallas_kernels.paged_attention import resolve_implementation as resolve_attention
 from pallas_kernels.paged_attention import why_not_mosaic as why_not_attention
 from pallas_kernels.rms_norm import resolve_implementation as resolve_norm
@@ -74,6 +80,7 @@ def decide_kernels(
                 choose_expert_kernel(ask.kernels, planned, one, platform)
                 for one in [each for each in models if each.experts] or [model]
             ),
+            fills_tiles=_fills_tiles(ask.kernels, platform),
         )
 
 
@@ -187,6 +194,12 @@ def _write_call(planned: Geometry, model: ModelConfig) -> dict[str, Any]:
         "dtypes": {"k_pages": planned.page_dtypes[0], "v_pages": planned.page_dtypes[1]},
         "num_heads": model.num_heads,
     }
+
+
+def _fills_tiles(wanted: str, platform: Platform) -> bool:
+    """Whether products are asked of kernels whose tiles of rows are always whole."""
+    where = HOPPER if wanted == "simulated" else platform
+    return wanted in OF_HOPPER and not why_not_hopper(where)
 
 
 def _of_all(kernels: Iterable[str], otherwise: str = "reference") -> str:
