@@ -27,6 +27,7 @@ CASES = (
     Case(name="norms", num_tokens=2, num_heads=16, has_norms=True, head_dim=128),
     Case(name="wide heads", num_tokens=2, head_dim=256, has_norms=True, parts=2),
     Case(name="few heads", num_tokens=2, num_heads=4, num_kv_heads=2, has_norms=True, parts=4),
+    Case(name="two programs a token", num_tokens=2, num_heads=64, num_kv_heads=8, parts=2),
     Case(name="8b decode", num_tokens=64, num_heads=32, head_dim=128, parts=3, is_small=False),
     Case(
         name="qwen3 8b decode",
@@ -52,6 +53,15 @@ CASES = (
         num_heads=16,
         head_dim=256,
         parts=3,
+        has_norms=True,
+        is_small=False,
+    ),
+    Case(
+        name="qwen3 32b decode",
+        num_tokens=64,
+        num_heads=64,
+        head_dim=128,
+        parts=2,
         has_norms=True,
         is_small=False,
     ),

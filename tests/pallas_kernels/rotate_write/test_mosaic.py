@@ -55,7 +55,8 @@ def call(**changes: Any) -> tuple[dict[str, Any], dict[str, Any], int]:
         ({"pairs": 32}, HOPPER, "32 pairs of 128 values are turned; it turns all"),
         ({"heads": 28, "kv_heads": 4}, HOPPER, None),
         ({"heads": 7, "kv_heads": 1}, HOPPER, "7 and twice 1 heads"),
-        ({"heads": 64}, HOPPER, "64 and twice 8 heads"),
+        ({"heads": 64}, HOPPER, None),
+        ({"heads": 66, "kv_heads": 2}, HOPPER, "66 and twice 2 heads"),
         ({}, Platform(kind="cpu"), "this is a cpu"),
     ],
 )
