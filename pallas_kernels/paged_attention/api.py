@@ -91,6 +91,8 @@ def resolve_implementation(
         of_triton = functools.partial(_why_not_triton, shapes, dtypes)
         dispatch.refuse_named("paged_attention", wanted, reason, platform, of_triton)
         where = platform or dispatch.current_platform()
+        if wanted == "row_groups":
+            dispatch.refuse("paged_attention", wanted, row_groups.why_not(shapes, dtypes, where))
         why_not["mosaic"] = functools.partial(reason, where)
         why_not["triton"] = lambda: triton_compat.why_not_chosen(where) or of_triton(where)
         why_not["row_groups"] = functools.partial(row_groups.why_not, shapes, dtypes, where)
