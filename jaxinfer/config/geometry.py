@@ -159,7 +159,7 @@ def plan_geometry(
         weight_dtype=weight,
         activation_dtype=activation,
         kv_dtype=kv,
-        attention_kernel=ask.kernels,
+        attention_kernel=ask.asked_of("paged_attention"),
         swap_pages=_swap_pages(ask),
         logprobs_mode=ask.logprobs_mode,
         draft_tokens=_draft_tokens(ask, max_len),
@@ -229,7 +229,7 @@ def _max_model_len(ask: EngineConfig, model: ModelConfig) -> int:
 
 def _dtypes(ask: EngineConfig, device: Device) -> tuple[str, str, str]:
     """(weights, activations, pages). A CPU computes in float32 faster than in bfloat16."""
-    on_cpu = device.platform == "cpu" and ask.kernels != "simulated"  # those take bfloat16
+    on_cpu = device.platform == "cpu" and not ask.simulates
     weight = "bfloat16" if ask.dtype == "auto" else ask.dtype
     activation = "float32" if on_cpu or weight == "float32" else "bfloat16"
     kv = activation if ask.kv_cache_dtype == "auto" else ask.kv_cache_dtype
