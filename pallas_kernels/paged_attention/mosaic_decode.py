@@ -171,19 +171,22 @@ def _results(
 ) -> tuple[list[jax.ShapeDtypeStruct], list[Any]]:
     """What the kernel writes, and where in shared memory it is put together.
 
-    The output in bfloat16; of splits the weighted values, peaks and totals in float32, by kv head
-    and filled up to whole tiles.
+    The output in bfloat16; of splits the weighted values, peaks and totals in float32, by kv head,
+    the last two filled up to what can be copied. Tiles are quicker to fill, but copied whole.
     """
     num_rows, num_queries, num_heads, head_dim = q_shape
     tile = (head_dim // columns, BLOCK_ROWS, columns)
     if num_splits == 1:
         return [jax.ShapeDtypeStruct(q_shape, jnp.bfloat16)], [plgpu.SMEM(tile, jnp.bfloat16)]
     real = num_queries * num_heads // num_kv_heads
-    parts = (num_rows, num_kv_heads, num_splits, real + -real % ROW_STEP)
-    stats = jax.ShapeDtypeStruct(parts, jnp.float32)
-    out_type = [jax.ShapeDtypeStruct((*parts, head_dim), jnp.float32), stats, stats]
+    parts = (num_rows, num_kv_heads, num_splits)
+    stats = jax.ShapeDtypeStruct((*parts, real + -real % ROW_STEP), jnp.float32)
+    out_type = [jax.ShapeDtypeStruct((*parts, real, head_dim), jnp.float32), stats, stats]
     smem = [plgpu.SMEM((BLOCK_ROWS,), jnp.float32)] * 2
-    return out_type, [tiled_smem(*tile, dtype=jnp.float32), *smem]
+    weighted = plgpu.SMEM(tile, jnp.float32)
+    if real % ROW_STEP == 0:
+        weighted = tiled_smem(*tile, dtype=jnp.float32)
+    return out_type, [weighted, *smem]
 
 
 def _decode_kernel(
@@ -280,12 +283,13 @@ def _decode_kernel(
                 place = (row, query, heads, columns)
                 plgpu.copy_smem_to_gmem(out_smem.at[rows], outputs[0].at[place])
         else:
-            rows, place = pl.ds(0, outputs[0].shape[3]), (row, head, part)
+            place = (row, head, part)
+            rows, filled = (pl.ds(0, one.shape[3]) for one in outputs[:2])
             plgpu.copy_smem_to_gmem(
                 out_smem.at[rows], outputs[0].at[(*place, slice(None), columns)]
             )
             for smem, out in zip(results_smem[1:], outputs[1:], strict=True):
-                copy = functools.partial(plgpu.copy_smem_to_gmem, smem.at[rows], out.at[place])
+                copy = functools.partial(plgpu.copy_smem_to_gmem, smem.at[filled], out.at[place])
                 pl.when(this_group == 0)(copy)
         plgpu.wait_smem_to_gmem(0)
 

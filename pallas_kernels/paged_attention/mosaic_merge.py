@@ -35,8 +35,8 @@ def merge_splits(
     A split that holds no key of its row wrote nothing, and is not read.
 
     Args:
-        parts: weighted [B, K, splits, rows, D], peaks and totals [B, K, splits, rows]; the first
-            Q·G rows are query heads, token by token, and the others fill up a tile.
+        parts: weighted [B, K, splits, Q·G, D], peaks and totals [B, K, splits, rows], of which
+            the first Q·G are those of query heads, token by token.
         sinks: [K, rows] f32 – a score of each query row that no value goes with, in units of
             log2(e); None without them.
         first: [B] i32 – the first split of each row. ends: [B] i32 – its length in tokens.
@@ -112,7 +112,8 @@ def _merge_in_xla(
     group: int,
 ) -> jax.Array:
     """As `merge_splits`, for heads that are no whole values a thread."""
-    weighted, peak, total = (array[:, :, :, : num_queries * group] for array in parts)
+    weighted, *stats = parts
+    peak, total = (array[:, :, :, : num_queries * group] for array in stats)
     num_rows, num_kv_heads, num_splits, _, head_dim = weighted.shape
     splits = first[:, None] + jnp.arange(num_splits, dtype=jnp.int32)[None]
     is_used = (splits * split < ends[:, None])[:, None, :, None]  # [B, 1, splits, 1]
