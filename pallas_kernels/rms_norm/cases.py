@@ -67,5 +67,6 @@ RESIDUAL_CASES = (
     ResidualCase(name="8b decode", rows=64, columns=4096, parts=3),
     ResidualCase(name="8b prefill", rows=512, columns=4096),
     ResidualCase(name="gemma3 12b decode", rows=64, columns=3840, parts=4, norms_addend=True),
-    ResidualCase(name="70b decode", rows=64, columns=8192, parts=3),
+    ResidualCase(name="70b decode", rows=64, columns=8192, parts=4),
+    ResidualCase(name="the longest rows", rows=64, columns=8192, parts=4, norms_addend=True),
 )
