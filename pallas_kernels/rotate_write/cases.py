@@ -28,6 +28,8 @@ CASES = (
     Case(name="wide heads", num_tokens=2, head_dim=256, has_norms=True, parts=2),
     Case(name="few heads", num_tokens=2, num_heads=4, num_kv_heads=2, has_norms=True, parts=4),
     Case(name="two programs a token", num_tokens=2, num_heads=64, num_kv_heads=8, parts=2),
+    Case(name="all rows of the layout", num_tokens=1, num_heads=48, parts=2),
+    Case(name="more parts than fit", num_tokens=2, head_dim=256, has_norms=True, parts=6),
     Case(name="8b decode", num_tokens=64, num_heads=32, head_dim=128, parts=3, is_small=False),
     Case(
         name="qwen3 8b decode",
