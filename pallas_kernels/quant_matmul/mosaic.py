@@ -23,6 +23,7 @@ from pallas_kernels.quant_matmul.tiles import (
     MIN_GROUP,
     PLAIN_BLOCK_IN,
     QuantTiles,
+    coded_tiles,
     num_splits,
     plain_tiles,
     quant_tiles,
@@ -200,7 +201,7 @@ def coded_matmul_parts(
     columns, outputs = x.shape[-1], codes.shape[0]
     rows = x.reshape(-1, columns)
     if tiles is None:
-        tiles = _fitting_tiles(quant_tiles(rows.shape[0], has_addend=True), outputs, interpret)
+        tiles = _fitting_tiles(coded_tiles(rows.shape[0]), outputs, interpret)
     _check_tiles(tiles, outputs, True)
     blocks = Blocks(
         columns=columns,

@@ -5,7 +5,9 @@ kernel.
 """
 
 import functools
+import itertools
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 
@@ -41,11 +43,13 @@ class QuantTiles:
         if self.stages < 2:
             raise ValueError(f"stages={self.stages} must be at least 2: one is filled meanwhile")
 
-    def shared_bytes(self, code_bits: int, block_in: int = BLOCK_IN[0]) -> int:
+    def shared_bytes(
+        self, code_bits: int, block_in: int = BLOCK_IN[0], *, row_bits: int = 16
+    ) -> int:
         """Shared memory of one program: codes and x of every stage, and the result. Scales and
         barriers are left out."""
         codes = self.warpgroups * BLOCK_OUT * block_in * code_bits // 8
-        rows = self.block_rows * block_in * 2
+        rows = self.block_rows * block_in * row_bits // 8
         return self.stages * (codes + rows) + self.warpgroups * BLOCK_OUT * self.block_rows * 4
 
 
@@ -77,6 +81,14 @@ def plain_tiles(num_rows: int) -> QuantTiles:
     return QuantTiles(block_rows=block_rows, **_defaults()["bfloat16"][str(block_rows)])
 
 
+def coded_tiles(num_rows: int) -> QuantTiles:
+    """The default sizes for that many rows of codes and a matrix of codes."""
+    defaults = _defaults()["codes by codes"]
+    sizes = sorted(map(int, defaults))
+    block_rows = next((size for size in sizes if num_rows <= size), sizes[-1])
+    return QuantTiles(block_rows=block_rows, **defaults[str(block_rows)])
+
+
 def row_choices(group: int, has_addend: bool) -> tuple[int, ...]:
     """Rows of a tile that the registers of a warpgroup and the least copy allow."""
     most = 64 if has_addend or group < 64 else 128
@@ -97,25 +109,31 @@ def tile_choices(
     code_bits: int, shared_bytes: int, *, has_addend: bool = False
 ) -> list[QuantTiles]:
     """Every choice worth a measurement that fits into the shared memory of a program."""
-    choices = [
-        QuantTiles(warpgroups=warpgroups, block_rows=rows, stages=stages)
-        for rows in row_choices(128, has_addend)
-        for warpgroups in (1, 2)
-        for stages in (3, 4, 6)
-    ]
+    choices = _choices(row_choices(128, has_addend), (3, 4, 6))
     # 8 KiB are room for scales and barriers.
     return [one for one in choices if one.shared_bytes(code_bits) + 8192 <= shared_bytes]
 
 
 def plain_choices(shared_bytes: int) -> list[QuantTiles]:
     """Every choice for bfloat16 matrices that fits into the shared memory of a program."""
-    choices = [
-        QuantTiles(warpgroups=warpgroups, block_rows=rows, stages=stages)
-        for rows in ROW_CHOICES
-        for warpgroups in (1, 2)
-        for stages in (3, 4, 5)
-    ]
+    choices = _choices(ROW_CHOICES, (3, 4, 5))
     return [one for one in choices if one.shared_bytes(16, PLAIN_BLOCK_IN) + 1024 <= shared_bytes]
+
+
+def coded_choices(shared_bytes: int) -> list[QuantTiles]:
+    """Every choice for products of codes with codes that fits into the shared memory of a program.
+
+    A scale a row is copied beside the codes: so many rows as for zeros at least.
+    """
+    choices = _choices([rows for rows in ROW_CHOICES if rows >= MIN_ADDEND_ROWS], (3, 4, 6))
+    return [one for one in choices if one.shared_bytes(8, row_bits=8) + 8192 <= shared_bytes]
+
+
+def _choices(rows: Iterable[int], stages: Iterable[int]) -> list[QuantTiles]:
+    return [
+        QuantTiles(warpgroups=warpgroups, block_rows=size, stages=count)
+        for size, warpgroups, count in itertools.product(rows, (1, 2), stages)
+    ]
 
 
 @functools.cache

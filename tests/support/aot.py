@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import pytest
 
 from jaxinfer.config.targets import gpu_target
@@ -14,6 +15,11 @@ from jaxinfer.jobs.kernel_report import dumped_kernels, read_kernels
 from jaxinfer.jobs.plan_records import KernelPlan
 from jaxinfer.runner.target import missing_compiler, place_on_target
 
+# GPUs that run the same kernels, byte for byte: all that a kernel's compiler is told of a GPU is
+# its compute capability (tests/pallas_kernels/test_hopper_targets.py compares what comes out). So
+# each kernel is compiled for the first, and must fit into the shared memory of all.
+HOPPERS = ("h200", "h100")
+MOST_BYTES = min(gpu_target(name).shared_memory_bytes for name in HOPPERS)
 _KNOWN_REPORTS: dict[str, KernelPlan] = {}  # by the hash of the kernel
 
 
@@ -57,9 +63,29 @@ def _calls(text: str) -> dict[str, str]:
     return calls
 
 
-def table(rows: dict[str, KernelPlan]) -> str:
-    """A text table, one line a kernel."""
-    lines = [f"{'kernel':58} {'registers':>9} {'spills':>6} {'shared memory':>13}"]
+def compile_kernel(function: Callable[..., Any], *shapes: Any) -> KernelPlan:
+    """The report of the only kernel of a function of such arrays, for Hopper GPUs."""
+    _, reports = compile_kernels(jax.jit(function).lower(*on_target(HOPPERS[0], shapes)))
+    assert len(reports) == 1
+    return reports[0]
+
+
+def check_kernels(rows: dict[str, KernelPlan], capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints the table; no kernel may spill, and each must fit the shared memory of every Hopper
+    GPU."""
+    with capsys.disabled():
+        print(f"\n{_table(rows)}")
+    assert rows
+    assert not {label: one for label, one in rows.items() if one.spill_bytes}
+    assert not {label: one for label, one in rows.items() if one.shared_bytes > MOST_BYTES}
+
+
+def _table(rows: dict[str, KernelPlan]) -> str:
+    """One line a kernel."""
+    title = f"for {' and '.join(HOPPERS)} alike"
+    width = max(map(len, (title, *rows)))
+    lines = [f"{title:{width}} {'registers':>9} {'spills':>6} {'shared memory':>13}"]
     for label, one in rows.items():
-        lines.append(f"{label:58} {one.registers:>9} {one.spill_bytes:>6} {one.shared_bytes:>13,}")
+        sizes = f"{one.registers:>9} {one.spill_bytes:>6} {one.shared_bytes:>13,}"
+        lines.append(f"{label:{width}} {sizes}")
     return "\n".join(lines)

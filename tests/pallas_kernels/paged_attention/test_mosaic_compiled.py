@@ -1,6 +1,7 @@
 """`paged_attention` on Mosaic GPU compiled for GPUs that are not here: no spills, and it fits."""
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -9,8 +10,12 @@ import pytest
 
 from jaxinfer.config.targets import gpu_target
 from pallas_kernels.paged_attention import HeadScaledPages, TokenScaledPages, mosaic
+from pallas_kernels.paged_attention.mosaic_blocks import Softmax
+from pallas_kernels.paged_attention.mosaic_merge import MERGED_HEAD_DIMS, merge_splits
 from pallas_kernels.paged_attention.tiles import (
+    BLOCK_ROWS,
     HEAD_DIMS,
+    MAX_SPLITS,
     DecodeTiles,
     PrefillTiles,
     decode_choices,
@@ -18,7 +23,16 @@ from pallas_kernels.paged_attention.tiles import (
     prefill_choices,
     prefill_tiles,
 )
-from tests.support.aot import KernelPlan, compile_kernels, needs_aot, on_target, table
+from tests.support.aot import (
+    HOPPERS,
+    MOST_BYTES,
+    KernelPlan,
+    check_kernels,
+    compile_kernel,
+    compile_kernels,
+    needs_aot,
+    on_target,
+)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -41,8 +55,7 @@ def pages_of(kind: str, head_dim: int) -> Any:
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
 
-def report(
-    target: str,
+def compile_call(
     step: str,
     head_dim: int,
     tiles: Tiles,
@@ -64,7 +77,7 @@ def report(
         *([jax.ShapeDtypeStruct((8,), jnp.float32)] if has_sinks else []),
     )
     run = functools.partial(mosaic.paged_attention, scale=0.1, tiles=tiles, **OPTIONS[options])
-    _, reports = compile_kernels(jax.jit(run).lower(*on_target(target, shapes)))
+    _, reports = compile_kernels(jax.jit(run).lower(*on_target(HOPPERS[0], shapes)))
     assert {one.name for one in reports[1:]} <= {"merge_splits"}
     assert not [one for one in reports if one.spill_bytes]
     return reports[0]
@@ -76,25 +89,17 @@ def default_tiles(step: str, head_dim: int, options: str, *, has_codes: bool = F
     return decode_tiles(head_dim, has_codes=has_codes)
 
 
-def every_choice(
-    step: str, head_dim: int, options: str, shared_bytes: int, *, has_codes: bool = False
-) -> list[Tiles]:
+def every_choice(step: str, head_dim: int, options: str, *, has_codes: bool = False) -> list[Tiles]:
     choices = prefill_choices if step == "prefill" else decode_choices
     is_plain = options == "plain"
-    return [*choices(head_dim, shared_bytes, is_plain=is_plain, has_codes=has_codes)]
+    found = choices(head_dim, MOST_BYTES, is_plain=is_plain, has_codes=has_codes)
+    assert default_tiles(step, head_dim, options, has_codes=has_codes) in found
+    return [*found]
 
 
-def check(rows: dict[str, KernelPlan], target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with capsys.disabled():
-        print(f"\n{table(rows)}")
-    most = gpu_target(target).shared_memory_bytes
-    assert not {label: one for label, one in rows.items() if one.spill_bytes}
-    assert not {label: one for label, one in rows.items() if one.shared_bytes > most}
-
-
-def label(target: str, step: str, head_dim: int, options: str, tiles: Tiles) -> str:
+def label(step: str, head_dim: int, options: str, tiles: Tiles) -> str:
     sizes = f"{tiles.block_keys}x{tiles.stages}+{tiles.code_stages}"
-    return f"{target} {step} D={head_dim} {options} {sizes}"
+    return f"{step} D={head_dim} {options} {sizes}"
 
 
 @needs_aot
@@ -104,9 +109,9 @@ def test_default_tiles_compile_without_spills(capsys: pytest.CaptureFixture[str]
     for step, options in calls:
         for head_dim in (128, 256) if options != "plain" else (64, 128):
             tiles = default_tiles(step, head_dim, options)
-            found = report("h200", step, head_dim, tiles, options)
-            rows[label("h200", step, head_dim, options, tiles)] = found
-    check(rows, "h200", capsys)
+            found = compile_call(step, head_dim, tiles, options)
+            rows[label(step, head_dim, options, tiles)] = found
+    check_kernels(rows, capsys)
 
 
 @needs_aot
@@ -121,9 +126,9 @@ def test_sinks_compile_without_spills(capsys: pytest.CaptureFixture[str]) -> Non
         ("prefill", 128, "plain"),
     ):
         tiles = default_tiles(step, head_dim, options)
-        found = report("h200", step, head_dim, tiles, options, columns=8, has_sinks=True)
-        rows[f"{label('h200', step, head_dim, options, tiles)} sinks"] = found
-    check(rows, "h200", capsys)
+        found = compile_call(step, head_dim, tiles, options, columns=8, has_sinks=True)
+        rows[f"{label(step, head_dim, options, tiles)} sinks"] = found
+    check_kernels(rows, capsys)
 
 
 # Every kernel, head size and kind of pages once; all of their products are slow.
@@ -142,35 +147,17 @@ def test_kernels_over_codes_compile_without_spills(capsys: pytest.CaptureFixture
     rows = {}
     for step, head_dim, options, kinds in CODED:
         tiles = default_tiles(step, head_dim, options, has_codes=True)
-        found = report("h200", step, head_dim, tiles, options, kinds)
-        rows[f"{label('h200', step, head_dim, options, tiles)} {'/'.join(kinds)}"] = found
+        found = compile_call(step, head_dim, tiles, options, kinds)
+        rows[f"{label(step, head_dim, options, tiles)} {'/'.join(kinds)}"] = found
         assert found.shared_bytes <= tiles.shared_bytes(head_dim) + 512  # barriers
-    check(rows, "h200", capsys)
-
-
-@needs_aot
-@pytest.mark.slow
-@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize("step", STEPS)
-def test_every_choice_over_codes_compiles_without_spills(
-    step: str, head_dim: int, kinds: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    most, rows = gpu_target("h200").shared_memory_bytes, {}
-    for options in OPTIONS:
-        choices = every_choice(step, head_dim, options, most, has_codes=True)
-        assert default_tiles(step, head_dim, options, has_codes=True) in choices
-        for tiles in choices:
-            found = report("h200", step, head_dim, tiles, options, kinds)
-            rows[f"{label('h200', step, head_dim, options, tiles)} {'/'.join(kinds)}"] = found
-    check(rows, "h200", capsys)
+    check_kernels(rows, capsys)
 
 
 @needs_aot
 def test_the_tiles_know_their_shared_memory() -> None:
     for step in ("decode", "prefill"):
         tiles = default_tiles(step, 128, "plain")
-        found = report("h200", step, 128, tiles, "plain")
+        found = compile_call(step, 128, tiles, "plain")
         assert 0 <= found.shared_bytes - tiles.shared_bytes(128) < 256  # barriers
 
 
@@ -181,21 +168,77 @@ def test_two_decode_programs_share_a_multiprocessor() -> None:
         assert 2 * (decode_tiles(head_dim).shared_bytes(head_dim) + 256 + 1024) <= per_core
 
 
+def compile_merge(head_dim: int, num_splits: int, *, has_sinks: bool) -> KernelPlan:
+    """8 rows of 2 kv heads with 4 query heads each, filled up to 8."""
+    shape = jax.ShapeDtypeStruct
+    stats = shape((8, 2, num_splits, 8), jnp.float32)
+    parts = Softmax(shape((*stats.shape, head_dim), jnp.float32), stats, stats)  # type: ignore
+    sinks = shape((2, BLOCK_ROWS), jnp.float32) if has_sinks else None
+    integers = shape((8,), jnp.int32)
+    run = functools.partial(merge_splits, split=1024, real=4, interpret=False)
+    return compile_kernel(run, parts, sinks, integers, integers)
+
+
+@needs_aot
+def test_the_merge_of_splits_compiles_without_spills(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {}
+    for head_dim, has_sinks in itertools.product(MERGED_HEAD_DIMS, (False, True)):
+        for num_splits in (2, MAX_SPLITS):
+            name = f"merge of {num_splits} splits D={head_dim}{' sinks' * has_sinks}"
+            rows[name] = compile_merge(head_dim, num_splits, has_sinks=has_sinks)
+    check_kernels(rows, capsys)
+
+
 @needs_aot
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["h200", "h100"])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("step", STEPS)
 def test_every_choice_compiles_without_spills(
-    step: str, head_dim: int, target: str, capsys: pytest.CaptureFixture[str]
+    step: str, head_dim: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    most, rows = gpu_target(target).shared_memory_bytes, {}
+    rows = {}
     for options in OPTIONS:
-        choices = every_choice(step, head_dim, options, most)
-        assert default_tiles(step, head_dim, options).block_keys in {
-            one.block_keys for one in choices
-        }
-        for tiles in choices:
-            found = report(target, step, head_dim, tiles, options)
-            rows[label(target, step, head_dim, options, tiles)] = found
-    check(rows, target, capsys)
+        for tiles in every_choice(step, head_dim, options):
+            found = compile_call(step, head_dim, tiles, options)
+            rows[label(step, head_dim, options, tiles)] = found
+    check_kernels(rows, capsys)
+
+
+@needs_aot
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("step", STEPS)
+def test_every_choice_with_sinks_compiles_without_spills(
+    step: str, head_dim: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And without splits, where the decode kernel takes them; without sinks, and over codes, the
+    default."""
+    rows = {}
+    for options in OPTIONS:
+        for tiles in every_choice(step, head_dim, options):
+            found = compile_call(step, head_dim, tiles, options, columns=8, has_sinks=True)
+            rows[f"{label(step, head_dim, options, tiles)} sinks"] = found
+        for has_sinks, kinds in itertools.product((False, True), (("floats", "floats"), *KINDS)):
+            has_codes = kinds[0] != "floats"
+            tiles = default_tiles(step, head_dim, options, has_codes=has_codes)
+            sizes = {"columns": 8, "has_sinks": has_sinks}
+            found = compile_call(step, head_dim, tiles, options, kinds, **sizes)
+            name = f"{label(step, head_dim, options, tiles)} {'/'.join(kinds)}"
+            rows[f"{name}{' sinks' * has_sinks}, whole"] = found
+    check_kernels(rows, capsys)
+
+
+@needs_aot
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("step", STEPS)
+def test_every_choice_over_codes_compiles_without_spills(
+    step: str, head_dim: int, kinds: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {}
+    for options in OPTIONS:
+        for tiles in every_choice(step, head_dim, options, has_codes=True):
+            found = compile_call(step, head_dim, tiles, options, kinds)
+            rows[f"{label(step, head_dim, options, tiles)} {'/'.join(kinds)}"] = found
+    check_kernels(rows, capsys)

@@ -1,21 +1,27 @@
 """Products of codes with codes: who multiplies, and what is compiled for GPUs not here."""
 
 import functools
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.config.targets import gpu_target
 from jaxinfer.jobs.hlo_text import parse_program
 from pallas_kernels.dispatch import HOPPER, Platform
 from pallas_kernels.quant_matmul import coded_matmul_parts, mosaic, resolve_coded, xla
-from tests.support.aot import compile_kernels, needs_aot, on_target, table
+from pallas_kernels.quant_matmul.tiles import QuantTiles, coded_choices, coded_tiles
+from tests.support.aot import (
+    MOST_BYTES,
+    KernelPlan,
+    check_kernels,
+    compile_kernel,
+    needs_aot,
+    on_target,
+)
 
 AMPERE = Platform(kind="gpu", compute_capability=(8, 0))
-# Every tile of rows, each with one scale an output and with groups.
-SIZES = [(rows, group) for rows in (16, 32, 64, 128) for group in (1 << 20, 128)]
 
 
 def call(codes: str, columns: int = 4096) -> tuple[dict[str, Any], dict[str, str]]:
@@ -44,7 +50,9 @@ def test_who_multiplies() -> None:
     assert "192 columns" in str(reason)
 
 
-def shapes_of(kind: str, rows: int, group: int = 1 << 20) -> list[jax.ShapeDtypeStruct]:
+def shapes_of(
+    kind: str, rows: int, group: int = 1 << 20, out_group: int = 1, scales: Any = jnp.bfloat16
+) -> list[jax.ShapeDtypeStruct]:
     dtype, columns, outputs = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}[kind], 4096, 4096
     groups = -(-columns // group)
     shape = jax.ShapeDtypeStruct
@@ -52,35 +60,57 @@ def shapes_of(kind: str, rows: int, group: int = 1 << 20) -> list[jax.ShapeDtype
         shape((rows, columns), dtype),
         shape((rows, groups), jnp.float32),
         shape((outputs, columns), dtype),
-        shape((groups, outputs), jnp.bfloat16),
+        shape((groups, outputs // out_group), scales),
     ]
 
 
-@needs_aot
-@pytest.mark.parametrize(
-    ("target", "sizes"),
-    [
-        ("h200", [(64, 128)]),
-        pytest.param("h200", SIZES, marks=pytest.mark.slow),
-        pytest.param("h100", SIZES, marks=pytest.mark.slow),
-    ],
-)
-def test_the_kernel_compiles_without_spills(
-    target: str, sizes: list[tuple[int, int]], capsys: pytest.CaptureFixture[str]
+def compile_coded(
+    rows: dict[str, KernelPlan],
+    kind: str,
+    tiles: QuantTiles,
+    group: int,
+    out_group: int = 1,
+    scales: Any = jnp.bfloat16,
 ) -> None:
-    rows = {}
-    for kind in ("int8", "fp8"):
-        for size, group in sizes:
-            run = functools.partial(coded_matmul_parts, group=group, implementation="mosaic")
-            lowered = jax.jit(run).lower(*on_target(target, shapes_of(kind, size, group)))
-            _, reports = compile_kernels(lowered)
-            label = f"{target} {kind} by {kind}, {size} rows, groups of {min(group, 4096)}"
-            rows[label] = reports[0]
-    with capsys.disabled():
-        print(f"\n{table(rows)}")
-    most = gpu_target(target).shared_memory_bytes
-    assert not {label: one for label, one in rows.items() if one.spill_bytes}
-    assert not {label: one for label, one in rows.items() if one.shared_bytes > most}
+    """Adds the kernel of such a call to the rows of a table."""
+    sizes = {"group": group, "out_group": out_group}
+    shapes = shapes_of(kind, tiles.block_rows, **sizes, scales=scales)
+    run = functools.partial(mosaic.coded_matmul_parts, tiles=tiles, **sizes)
+    what = f"{kind} by {kind} g{out_group}x{min(group, 4096)} {jnp.dtype(scales)}"
+    sizes_of = f"{tiles.warpgroups}x64 by {tiles.block_rows}, {tiles.stages} stages"
+    rows[f"{what} {sizes_of}"] = compile_kernel(run, *shapes)
+
+
+@needs_aot
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_default_tiles_compile_without_spills(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: dict[str, KernelPlan] = {}
+    compile_coded(rows, kind, coded_tiles(1), 1 << 20)
+    compile_coded(rows, kind, coded_tiles(64), 128, 128)
+    check_kernels(rows, capsys)
+
+
+@needs_aot
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_every_choice_compiles_without_spills(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With one scale an output and with scales of groups; the defaults also with scales of blocks
+    (which are an output's before they reach the kernel), of other types, and of longer groups."""
+    choices, rows = coded_choices(MOST_BYTES), {}
+    defaults = [coded_tiles(size) for size in (1, 64)]
+    assert {one.block_rows for one in defaults} == {32, 64} and set(defaults) <= set(choices)
+    for group, tiles in itertools.product((1 << 20, 128), choices):
+        compile_coded(rows, kind, tiles, group)
+    for tiles in defaults:
+        compile_coded(rows, kind, tiles, 128, 128)
+        compile_coded(rows, kind, tiles, 256)
+        for scales, group in itertools.product((jnp.float16, jnp.float32), (1 << 20, 128)):
+            compile_coded(rows, kind, tiles, group, scales=scales)
+    check_kernels(rows, capsys)
 
 
 @needs_aot
