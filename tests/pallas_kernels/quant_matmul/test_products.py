@@ -54,8 +54,9 @@ def test_the_form_for_xla_equals_float64(kind: Any) -> None:
 def test_leading_axes_are_kept() -> None:
     product = make_product(SMALL[0])
     deeper = replace(product, of_rows=[product.of_rows[0][None]])
-    found = np.asarray(run_product(deeper))
-    np.testing.assert_array_equal(found[:, 0], np.asarray(run_product(product)))
+    found = run_product(deeper)
+    assert found.shape == (1, 1, *product.exact.shape)
+    assert_close(product, found[:, 0])
 
 
 SIZES = st.tuples(st.integers(1, 20), st.integers(1, 2), st.integers(1, 10))
@@ -87,7 +88,7 @@ def test_any_shape_of_floats(sizes: tuple[int, int, int], seed: int) -> None:
 GROUPS = st.tuples(st.sampled_from([128, 256, 384, WHOLE_ROW]), st.sampled_from([1, 48, 64, 128]))
 
 
-@settings(max_examples=3, derandomize=True, deadline=None, database=None)
+@settings(max_examples=2, derandomize=True, deadline=None, database=None)
 @given(st.sampled_from(["int8", "fp8"]), GROUPS, SIZES, st.integers(0, 99))
 def test_any_shape_of_codes(
     kind: str, groups: tuple[int, int], sizes: tuple[int, int, int], seed: int
@@ -119,7 +120,7 @@ def filled_up(product: Product, rows: int) -> Product:
     return replace(product, of_rows=[longer(one) for one in product.of_rows])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["bf16", "fp8", pytest.param("int8", marks=pytest.mark.slow)])
 def test_what_fills_up_a_tile_reaches_no_row(kind: Any) -> None:
     """Nor do the bits of a row depend on what else is in the tile."""
     options: dict[str, Any] = {"rows": 3, "outputs": 64, "columns": 1024}
