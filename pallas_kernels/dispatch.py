@@ -5,6 +5,7 @@ it cannot serve a call. Knows nothing of what an op computes.
 """
 
 import functools
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,32 @@ def current_platform() -> Platform:
         return Platform(kind=device.platform)
     version = str(getattr(device, "compute_capability", "0.0")).split(".")
     return Platform(kind="gpu", compute_capability=(int(version[0]), int(version[1])))
+
+
+class Deferred:
+    """Stands for a module that is imported when one of its functions is first called.
+
+    A CPU that only runs references does not wait for the kernels of GPUs. The module is imported
+    beside it for type checkers and for those who read:
+
+        if TYPE_CHECKING:
+            from pallas_kernels.rms_norm import mosaic
+        else:
+            mosaic = Deferred("pallas_kernels.rms_norm.mosaic")
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, function: str) -> Callable[..., Any]:
+        if function.startswith("__"):  # what Python looks for in any object
+            raise AttributeError(function)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            module = importlib.import_module(self._module)
+            return getattr(module, function)(*arguments, **options)
+
+        return call
 
 
 def resolve(

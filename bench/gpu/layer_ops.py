@@ -14,37 +14,44 @@ import numpy as np
 from measure import Row, Setting, with_time
 from ops import measured_row
 
-from pallas_kernels.quant_matmul import coded_matmul_parts, plain_matmul_parts
+from pallas_kernels.quant_matmul import coded_matmul_parts, dequantize, plain_matmul_parts
+from pallas_kernels.quant_matmul.cases import PRODUCT_CASES, WHOLE_ROW, ProductCase
 from pallas_kernels.rms_norm import add_rms_norm
-from pallas_kernels.rms_norm.cases import CASES as NORM_CASES
+from pallas_kernels.rms_norm.cases import RESIDUAL_CASES
 from pallas_kernels.rotate_write import HeadNorms, rotate_write
 from pallas_kernels.rotate_write.cases import CASES as WRITE_CASES
 from pallas_kernels.rotate_write.cases import Case as WriteCase
 
-_EPS, _PARTS = 1e-6, 3
+_EPS = 1e-6
 _CHECKED_OUTPUTS = 128  # of a matrix, in float64 on the host
-# Rows, outputs and columns: q, k and v, then gate and up of an 8B Llama.
-_TINY_PRODUCTS = ((2, 256, 256), (3, 128, 512))
-_PRODUCTS = tuple((rows, outputs, 4096) for outputs in (6144, 28672) for rows in (1, 16, 64, 128))
+# What is multiplied, and the deviation of its random values.
+_KINDS: dict[str, tuple[Any, float]] = {
+    "bf16": (jnp.bfloat16, 1.0),
+    "int8": (jnp.int8, 8.0),
+    "fp8": (jnp.float8_e4m3fn, 20.0),
+}
 
 
 def residual_rows(setting: Setting) -> Iterator[Row]:
     """add_rms_norm, of an output that comes in parts."""
-    cases = [case for case in NORM_CASES if case.is_small == setting.is_tiny and case.deviation]
-    for case in with_time(setting, cases[:3]):
+    cases = [case for case in RESIDUAL_CASES if case.is_small == setting.is_tiny]
+    for case in with_time(setting, cases[:4]):
         random = np.random.default_rng(setting.seed)
         shape = (case.rows, case.columns)
         x = jnp.asarray(random.normal(size=shape) * case.deviation, case.dtype)
-        parts = jnp.asarray(random.normal(size=(_PARTS, *shape)) * case.deviation, jnp.float32)
+        parts = random.normal(size=(case.parts, *shape)) * case.deviation
+        parts = jnp.asarray(parts, jnp.float32)
         weight = jnp.asarray(random.normal(size=case.columns), jnp.float32)
-        total = np.asarray(x, np.float64) + np.asarray(parts, np.float64).sum(axis=0)
-        exact = _normed(total, weight)
+        addend = np.asarray(parts, np.float64).sum(axis=0)
+        if case.norms_addend:
+            addend = _normed(addend, weight)
+        exact = _normed(np.asarray(x, np.float64) + addend, weight)
         moved = 3 * x.size * x.dtype.itemsize + 4 * parts.size
+        arguments = (x, parts, weight, weight if case.norms_addend else None)
         for name in ("xla", setting.kernels[1]):
             call = functools.partial(add_rms_norm, eps=_EPS, implementation=name)
-            arguments, pick = (x, parts, weight), lambda found: found[1]
             yield measured_row(setting, "add_rms_norm", case.name, name, call, arguments, exact,
-                               pick=pick, moved=moved)  # fmt: skip
+                               pick=lambda found: found[1], moved=moved)  # fmt: skip
 
 
 def write_rows(setting: Setting) -> Iterator[Row]:
@@ -63,43 +70,47 @@ def write_rows(setting: Setting) -> Iterator[Row]:
 
 def product_rows(setting: Setting) -> Iterator[Row]:
     """Products of few rows: bfloat16, int8 by int8, FP8 by FP8."""
-    shapes = _TINY_PRODUCTS if setting.is_tiny else _PRODUCTS
-    for rows, outputs, columns in with_time(setting, shapes):
-        keys = jax.random.split(jax.random.key(setting.seed), 2)
-        x = jax.random.normal(keys[0], (rows, columns), jnp.bfloat16)
-        matrix = jax.random.normal(keys[1], (outputs, columns), jnp.bfloat16)
-        case = f"{rows} × {columns} by {outputs}"
-        for name in setting.kernels:
-            call = functools.partial(plain_matmul_parts, implementation=name)
-            yield measured_row(setting, "plain product", case, name, call, (x, matrix),
-                               _exact(x, matrix), pick=_few_outputs,
-                               moved=2 * matrix.size)  # fmt: skip
-        yield from _coded_rows(setting, case, x, matrix)
+    tier = "quick" if setting.is_tiny else "bench"
+    cases = [case for case in PRODUCT_CASES if case.tier == tier]
+    for case in with_time(setting, _one_of_each(cases) if setting.is_tiny else cases):
+        call, arguments, exact = _product_call(case, setting.seed)
+        kinds = "plain" if case.kind == "bf16" else f"{case.kind} by {case.kind}"
+        has_xla = case.kind != "bf16" and case.group == WHOLE_ROW and not setting.is_tiny
+        moved = case.outputs * case.columns * jnp.dtype(_KINDS[case.kind][0]).itemsize
+        for name in ("xla" if has_xla else "reference", setting.kernels[1]):
+            run = functools.partial(call, implementation=name)
+            yield measured_row(setting, f"{kinds} product", case.name, name, run, arguments, exact,
+                               pick=_few_outputs, moved=moved)  # fmt: skip
 
 
-def _coded_rows(setting: Setting, case: str, x: jax.Array, matrix: jax.Array) -> Iterator[Row]:
-    columns = x.shape[1]
-    for kind, dtype, largest in (("int8", jnp.int8, 40.0), ("fp8", jnp.float8_e4m3fn, 100.0)):
-        codes, rows = ((one * largest / 5).astype(dtype) for one in (matrix, x))
-        scales = jnp.full((1, matrix.shape[0]), 0.02, jnp.float32)
-        row_scales = jnp.full((x.shape[0], 1), 0.03, jnp.float32)
-        exact = _exact(rows, codes) * 0.02 * 0.03
-        arguments = (rows, row_scales, codes, scales)
-        for name in ("xla", setting.kernels[1]):
-            if name == "xla" and setting.is_tiny:
-                name = "reference"  # XLA has no product of these codes on a CPU
-            call = functools.partial(coded_matmul_parts, group=columns, implementation=name)
-            yield measured_row(setting, f"{kind} by {kind} product", case, name, call, arguments,
-                               exact, pick=_few_outputs, moved=matrix.size)  # fmt: skip
+def _one_of_each(cases: list[ProductCase]) -> list[ProductCase]:
+    """The last of each kind."""
+    return list({case.kind: case for case in cases}.values())
+
+
+def _product_call(case: ProductCase, seed: int) -> tuple[Any, tuple[jax.Array, ...], np.ndarray]:
+    """The op with its options, random arrays, and some outputs in float64."""
+    keys, (dtype, deviation) = jax.random.split(jax.random.key(seed), 4), _KINDS[case.kind]
+    x, matrix = (
+        (jax.random.normal(key, (size, case.columns), jnp.bfloat16) * deviation).astype(dtype)
+        for key, size in zip(keys, (case.rows, case.outputs), strict=False)
+    )
+    wide, few = np.asarray(x.astype(jnp.float32), np.float64), matrix[:_CHECKED_OUTPUTS]
+    if case.kind == "bf16":
+        return plain_matmul_parts, (x, matrix), wide @ np.asarray(few, np.float64).T
+    groups, blocks = -(-case.columns // case.group), -(-case.outputs // case.out_group)
+    scales = jax.random.uniform(keys[2], (groups, blocks), jnp.float32, 0.01, 0.1)
+    row_scales = jax.random.uniform(keys[3], (case.rows, groups), jnp.float32, 0.01, 0.1)
+    options = {"group": min(case.group, case.columns), "out_group": case.out_group}
+    used = scales[:, : -(-len(few) // case.out_group)].astype(case.scales)
+    decoded = np.asarray(dequantize(few, used, columns=case.columns, **options), np.float64)
+    wide *= np.repeat(np.asarray(row_scales), options["group"], axis=1)[:, : case.columns]
+    arrays = (x, row_scales, matrix, scales.astype(case.scales))
+    return functools.partial(coded_matmul_parts, **options), arrays, wide @ decoded.T
 
 
 def _few_outputs(parts: jax.Array) -> jax.Array:
     return parts.sum(axis=0)[:, :_CHECKED_OUTPUTS]
-
-
-def _exact(x: jax.Array, matrix: jax.Array) -> np.ndarray:
-    few = matrix[:_CHECKED_OUTPUTS].astype(jnp.float32)
-    return np.asarray(x.astype(jnp.float32), np.float64) @ np.asarray(few, np.float64).T
 
 
 def _normed(x: np.ndarray, weight: Any) -> np.ndarray:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from jaxinfer.config.kernel_choice import OPS, asked_of, kernel_choice
 from jaxinfer.config.kv_cache_dtype import KV_CACHE_DTYPES, KvCacheDtype
 from jaxinfer.config.option_names import Planned, accepted_options
 from jaxinfer.config.quantization import (
@@ -27,7 +28,6 @@ _CHOICES = {
     "preemption": ("swap", "recompute"),
     "scheduling_policy": ("fcfs", "priority"),
     "logprobs_mode": ("raw", "processed"),
-    "kernels": ("auto", "reference", "mosaic", "triton", "simulated"),
 }
 _COUNTS = {  # None or at least 1 → what None means
     "max_model_len": "decide",
@@ -104,6 +104,8 @@ class EngineConfig:
         GPUs, "triton" those for GPUs before, "simulated" the first on a CPU (slow, for tests). One
         that cannot serve attention, norms, experts or packed matrices is refused; writes of keys
         and products that XLA does as well fall back, which is logged. "auto" takes the best.
+        A mapping asks by op (names of `kernel_choice.OPS`; others stay "auto"), and so does the
+        text "op=name,op=name", which is what is kept.
     seed: the engine's seed, from which requests without one draw theirs.
     strict: a failing request raises instead of giving a row with an error.
     compilation_cache_dir: of compiled programs; "auto" is the user's cache folder, None is off.
@@ -137,7 +139,7 @@ class EngineConfig:
     max_logprobs: int = MAX_LOGPROBS
     use_generation_config: bool = False
     speculative_config: SpeculativeConfig | None = None
-    kernels: Literal["auto", "reference", "mosaic", "triton", "simulated"] = "auto"
+    kernels: str = "auto"
     seed: int | None = None
     strict: bool = False
     compilation_cache_dir: str | None = "auto"
@@ -162,8 +164,18 @@ class EngineConfig:
         if self.seed is not None and not (_is_int(self.seed) and 0 <= self.seed < 2**63):
             raise ConfigError(f"seed={self.seed!r} must be None or an int in [0, 2**63)")
         _at_least(0, "latency_max_num_seqs", self.latency_max_num_seqs, "no limit")
+        object.__setattr__(self, "kernels", kernel_choice(self.kernels))
         drafting = speculative_config(self.speculative_config)
         object.__setattr__(self, "speculative_config", drafting)
+
+    def asked_of(self, op: str) -> str:
+        """The implementation that is asked of one op; "auto" leaves it open."""
+        return asked_of(self.kernels, op)
+
+    @property
+    def simulates(self) -> bool:
+        """True where a kernel is simulated on a CPU: it takes bfloat16, as on a GPU."""
+        return any(self.asked_of(op) == "simulated" for op in OPS)
 
 
 def engine_config(**options: Any) -> EngineConfig:

@@ -50,7 +50,8 @@ class Geometry:
     fixed scales of its keys and of its values, one or one a kv head; empty where all are 1.
     norm_kernel, residual_kernel (of a norm together with the addition before it), expert_kernel:
     as `layers.norm` and `layers.moe` take them. write_kernel: of `rotate_write`, which rotates and
-    writes new keys; "reference" leaves that to XLA.
+    writes new keys; "reference" leaves that to XLA. fills_tiles: whether a step's tokens are filled
+    up to whole tiles of the kernels that multiply.
     """
 
     max_model_len: int
@@ -78,6 +79,7 @@ class Geometry:
     residual_kernel: str = "auto"
     write_kernel: str = "reference"
     expert_kernel: str = "tiles"
+    fills_tiles: bool = False
 
     @property
     def page_kinds(self) -> tuple[str, str]:
@@ -157,7 +159,7 @@ def plan_geometry(
         weight_dtype=weight,
         activation_dtype=activation,
         kv_dtype=kv,
-        attention_kernel=ask.kernels,
+        attention_kernel=ask.asked_of("paged_attention"),
         swap_pages=_swap_pages(ask),
         logprobs_mode=ask.logprobs_mode,
         draft_tokens=_draft_tokens(ask, max_len),
@@ -227,7 +229,7 @@ def _max_model_len(ask: EngineConfig, model: ModelConfig) -> int:
 
 def _dtypes(ask: EngineConfig, device: Device) -> tuple[str, str, str]:
     """(weights, activations, pages). A CPU computes in float32 faster than in bfloat16."""
-    on_cpu = device.platform == "cpu" and ask.kernels != "simulated"  # those take bfloat16
+    on_cpu = device.platform == "cpu" and not ask.simulates
     weight = "bfloat16" if ask.dtype == "auto" else ask.dtype
     activation = "float32" if on_cpu or weight == "float32" else "bfloat16"
     kv = activation if ask.kv_cache_dtype == "auto" else ask.kv_cache_dtype

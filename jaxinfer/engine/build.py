@@ -258,15 +258,16 @@ def storage_for(ask: EngineConfig, checkpoint: Checkpoint, device: Device) -> St
         weights=ask.weights,
         activations=ask.activations,
         quantization=quantization_from(ask.quantization),
-        platform="gpu" if ask.kernels == "simulated" else device.platform,
+        platform="gpu" if ask.asked_of("quant_matmul") == "simulated" else device.platform,
         float_room=float_room(ask, device, current_platform()),
     )
 
 
 def float_room(ask: EngineConfig, device: Device, platform: Platform) -> FloatRoom | None:
     """What "auto" may let weights take as floats, on a GPU: half of the engine's memory, the other
-    half is for pages. None where it is asked for kernels, dtypes or pages by name."""
-    is_auto = (ask.kernels, ask.num_gpu_blocks_override) == ("auto", None)
+    half is for pages. None where it is asked by name for a kernel of packed weights, for dtypes or
+    for pages."""
+    is_auto = (ask.asked_of("quant_matmul"), ask.num_gpu_blocks_override) == ("auto", None)
     if platform.kind != "gpu" or not is_auto or ask.dtype == "float32":
         return None
     usable = int(device.free_bytes * ask.gpu_memory_utilization)

@@ -4,30 +4,51 @@ Asks the ops' own predicates; knows shapes, not arrays.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import Geometry
+from jaxinfer.config.kernel_choice import named_ops
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.errors import ConfigError
 from jaxinfer.layers.expert_rounds import choose_expert_kernel, why_not_experts
 from jaxinfer.layers.matmul_kernels import why_without_kernel, with_kernels
 from jaxinfer.layers.stacked import stack_products
 from jaxinfer.models.registry import architecture_named
-from pallas_kernels.dispatch import HOPPER, Platform, current_platform
+from pallas_kernels.dispatch import (
+    HOPPER,
+    OF_HOPPER,
+    Platform,
+    current_platform,
+    refuse_named,
+    why_not_hopper,
+)
 from pallas_kernels.paged_attention import resolve_implementation as resolve_attention
 from pallas_kernels.paged_attention import why_not_mosaic as why_not_attention
 from pallas_kernels.rms_norm import resolve_implementation as resolve_norm
 from pallas_kernels.rms_norm import resolve_residual
 from pallas_kernels.rotate_write import resolve_implementation as resolve_write
 from pallas_kernels.rotate_write import why_not_mosaic as why_not_write
+from pallas_kernels.triton_compat import why_not_triton
 
 Models = tuple[ModelConfig, ModelConfig | None]
+
+PRODUCTS = ("quant_matmul", "plain_matmul_parts", "coded_matmul_parts")  # ops of the layers
+
+_HEAD_NORMS = ("q_norm", "k_norm")
+_NO_KERNELS = ("reference", "xla", "row_groups")
+# What is said of matrices → the op that multiplies with them.
+_PRODUCTS = {
+    "packed matrices": "quant_matmul",
+    "products of codes": "coded_matmul_parts",
+    "plain matrices": "plain_matmul_parts",
+}
 
 
 def decide_kernels(
@@ -52,28 +73,25 @@ def decide_kernels(
     """
     platform = platform or current_platform()
     models = (model,) if draft is None else (model, draft)
-    columns = tuple(dict.fromkeys(size for one in models for size in _normed_sizes(one)))
+    norm, dtype = ask.asked_of("rms_norm"), planned.activation_dtype
     with _refused_kernels(ask):
+        _refuse_elsewhere(ask, platform)
+        writes = _of_all(_write_kernel(planned, one, ask, platform) for one in models)
+        sizes = (size for one in models for size in _normed_sizes(one, writes))
         return replace(
             planned,
             attention_kernel=_of_all(_attention_kernel(planned, one, platform) for one in models),
-            norm_kernel=resolve_norm(ask.kernels, platform, columns, planned.activation_dtype),
+            norm_kernel=resolve_norm(norm, platform, tuple(dict.fromkeys(sizes)), dtype),
             residual_kernel=_of_all(
-                (
-                    resolve_residual(
-                        ask.kernels, platform, one.hidden_size, planned.activation_dtype
-                    )
-                    for one in models
-                ),
+                (resolve_residual(norm, platform, one.hidden_size, dtype) for one in models),
                 "xla" if platform.kind == "gpu" else "reference",
             ),
-            write_kernel=_of_all(
-                _write_kernel(planned, one, ask.kernels, platform) for one in models
-            ),
+            write_kernel=writes,
             expert_kernel=_of_all(
-                choose_expert_kernel(ask.kernels, planned, one, platform)
+                choose_expert_kernel(ask.asked_of("grouped_matmul"), planned, one, platform)
                 for one in [each for each in models if each.experts] or [model]
             ),
+            fills_tiles=any(_has_tiles(ask.asked_of(op), platform) for op in PRODUCTS),
         )
 
 
@@ -91,33 +109,43 @@ def kernel_fallbacks(
         models: the model, and the one that drafts, or None.
         platform: as for `decide_kernels`.
     """
-    platform = HOPPER if ask.kernels == "simulated" else platform or current_platform()
-    if platform.kind != "gpu" or ask.kernels == "reference":
-        return {}
+    place = partial(_place_of, ask, platform or current_platform())
     both = [one for one in models if one is not None]
     found: dict[str, Iterable[str | None]] = {}
-    if planned.attention_kernel == "reference":
-        found["attention"] = (
-            why_not_attention(*_attention_call(planned, one), platform) for one in both
-        )
-    if planned.expert_kernel == "reference":
-        found["experts"] = (why_not_experts(planned, one, platform) for one in both if one.experts)
-    if planned.write_kernel == "reference":
-        found["rotation and write of keys"] = (_why_not_write(planned, o, platform) for o in both)
+    where = place("paged_attention")
+    if where and planned.attention_kernel == "reference":
+        calls = [_attention_call(planned, one) for one in both]
+        found["attention"] = [why_not_attention(*call, where) for call in calls]
+    where = place("grouped_matmul")
+    if where and planned.expert_kernel == "reference":
+        found["experts"] = [why_not_experts(planned, one, where) for one in both if one.experts]
+    where = place("rotate_write")
+    if where and planned.write_kernel == "reference":
+        found["rotation and write of keys"] = [_why_not_write(planned, one, where) for one in both]
     reasons = {op: next(filter(None, each), None) for op, each in found.items()}
-    matrices = _matrices_without_kernel(params, planned.activation_dtype, platform)
+    matrices = _matrices_without_kernel(params, planned.activation_dtype, place)
     return {op: reason for op, reason in reasons.items() if reason} | matrices
 
 
+def _place_of(ask: EngineConfig, platform: Platform, op: str) -> Platform | None:
+    """The GPU whose kernel of an op would run; None where none is wanted."""
+    asked = ask.asked_of(op)
+    where = HOPPER if asked == "simulated" else platform
+    return where if where.kind == "gpu" and asked not in _NO_KERNELS else None
+
+
 def _matrices_without_kernel(
-    params: Any, activation_dtype: str, platform: Platform
+    params: Any, activation_dtype: str, place: Callable[[str], Platform | None]
 ) -> dict[str, str]:
     """Those of one kind and one reason together."""
-    counts = Counter(why_without_kernel(params, activation_dtype, platform))
-    lines: dict[str, list[str]] = {}
-    for (op, kind, reason), count in counts.items():
-        lines.setdefault(op, []).append(f"{count} {kind}: {reason}")
-    return {op: " | ".join(each) for op, each in lines.items()}
+    lines = {}
+    for said, op in _PRODUCTS.items():
+        where = place(op)
+        found = why_without_kernel(params, activation_dtype, where) if where else ()
+        counts = Counter((kind, reason) for what, kind, reason in found if what == said)
+        each = (f"{count} {kind}: {reason}" for (kind, reason), count in counts.items())
+        lines[said] = " | ".join(each)
+    return {said: line for said, line in lines.items() if line}
 
 
 def kernels_of_weights(
@@ -137,8 +165,13 @@ def kernels_of_weights(
     with _refused_kernels(ask):
         named = with_kernels(params, ask.kernels, geometry.activation_dtype, platform)
     # On a CPU apart: nothing is launched there, and bits stay what they are.
-    is_gpu = platform.kind == "gpu" or ask.kernels == "simulated"
-    return stack_products(named) if is_gpu else named
+    if platform.kind != "gpu" and ask.asked_of("rotate_write") != "simulated":
+        return named
+    stacked = stack_products(named)
+    with _refused_kernels(ask):
+        sizes = _sizes_normed_apart(stacked)
+        resolve_norm(ask.asked_of("rms_norm"), platform, sizes, geometry.activation_dtype)
+    return stacked
 
 
 @contextmanager
@@ -149,17 +182,50 @@ def _refused_kernels(ask: EngineConfig) -> Iterator[None]:
         raise ConfigError(f"kernels={ask.kernels!r}: {error}") from error
 
 
-def _normed_sizes(model: ModelConfig) -> list[int]:
-    """Lengths of the rows that a model norms: its width, and those of queries and keys."""
-    leaves = jax.tree.leaves(architecture_named(model.architecture).leaves(model))
+def _refuse_elsewhere(ask: EngineConfig, platform: Platform) -> None:
+    """Kernels of other devices, named for one op; all of them at once the ops refuse themselves."""
+    for op, name in named_ops(ask.kernels).items():
+        refuse_named(op, name, why_not_hopper, platform, why_not_triton)
+
+
+def _normed_sizes(model: ModelConfig, write_kernel: str) -> list[int]:
+    """Lengths of the rows that the norm is called with: the model's width, and those of queries and
+    keys where they are not normed as they are written."""
+    tree = architecture_named(model.architecture).leaves(model)
+    layers = [
+        layer
+        if write_kernel == "reference" or rope is None
+        else {name: leaf for name, leaf in layer.items() if name not in _HEAD_NORMS}
+        for layer, rope in zip(tree["layers"], model.layer_ropes, strict=True)
+    ]
+    leaves = jax.tree.leaves(tree | {"layers": layers})
     return [leaf.shape[0] for leaf in leaves if leaf.role == "norm"]
 
 
-def _write_kernel(planned: Geometry, model: ModelConfig, wanted: str, platform: Platform) -> str:
-    """Of rotating and writing new keys; "reference" where XLA does it."""
+def _sizes_normed_apart(params: Any) -> tuple[int, ...]:
+    """Lengths of queries and keys in layers that have no one product of both, as they are stored
+    differently: nothing norms them as it writes."""
+    if not isinstance(params, dict):
+        return ()
+    layers = (layer for layer in params.get("layers", ()) if "qkv" not in layer)
+    found = {layer[name].shape[0] for layer in layers for name in _HEAD_NORMS if name in layer}
+    return (*sorted(found), *_sizes_normed_apart(params.get("draft")))
+
+
+def _write_kernel(
+    planned: Geometry, model: ModelConfig, ask: EngineConfig, platform: Platform
+) -> str:
+    """Of rotating and writing new keys; "reference" where XLA does it.
+
+    Raises:
+        ValueError: the kernel was asked for, of this op alone, and does not serve the model.
+    """
+    asked = ask.asked_of("rotate_write")
+    if "rotate_write" in named_ops(ask.kernels):
+        refuse_named("rotate_write", asked, partial(_why_not_write, planned, model), platform)
     if _why_no_one_write(planned, model):
         return "reference"
-    return resolve_write(wanted, **_write_call(planned, model), platform=platform)
+    return resolve_write(asked, **_write_call(planned, model), platform=platform)
 
 
 def _why_not_write(planned: Geometry, model: ModelConfig, platform: Platform) -> str | None:
@@ -187,6 +253,12 @@ def _write_call(planned: Geometry, model: ModelConfig) -> dict[str, Any]:
         "dtypes": {"k_pages": planned.page_dtypes[0], "v_pages": planned.page_dtypes[1]},
         "num_heads": model.num_heads,
     }
+
+
+def _has_tiles(wanted: str, platform: Platform) -> bool:
+    """Whether a product is asked of a kernel whose tiles of rows are always whole."""
+    where = HOPPER if wanted == "simulated" else platform
+    return wanted in OF_HOPPER and not why_not_hopper(where)
 
 
 def _of_all(kernels: Iterable[str], otherwise: str = "reference") -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from jaxinfer.checkpoint.source import resolve_source
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.geometry import Geometry
+from jaxinfer.config.kernel_choice import kernel_choice
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.config.speculative_config import speculative_config
 
@@ -82,6 +83,8 @@ def job_fingerprint(
         others: further values that the outputs depend on.
     """
     kept = {name: settings[name] for name in settings if name not in NEUTRAL_SETTINGS}
+    if "kernels" in kept:  # a text or a mapping
+        kept["kernels"] = kernel_choice(kept["kernels"])
     checked = SamplingParams(**params)
     asked = {name: getattr(checked, _ONE_FORM.get(name, name)) for name in params}
     facts = _plain({"model": model, "settings": kept, "params": asked, **others})

@@ -153,7 +153,11 @@ ENGINE_OPTIONS: Mapping[str, tuple[Any, str]] = MappingProxyType(
             dict,
             """How tokens are drafted, as JSON: '{"method": "ngram"}', '{"model": "PATH"}'.""",
         ),
-        "kernels": (str, "The ops' implementation: auto, reference, mosaic, triton or simulated."),
+        "kernels": (
+            str,
+            "The ops' implementation: auto, reference, mosaic, triton or simulated; or OP=NAME,… "
+            "by op, such as paged_attention=reference,rms_norm=xla.",
+        ),
         "strict": (bool, "A failing request ends the command."),
         "compilation_cache_dir": (str, "Where compiled programs are kept; auto by default."),
         "trace": (str, "A file that gets a timeline of the host loop."),

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.config.kernel_choice import asked_of
 from jaxinfer.layers.weights import (
     BiasedWeight,
     BlockScaledWeight,
@@ -40,7 +41,7 @@ def with_kernels(
     plain ones with that of a kernel that serves them.
 
     Args:
-        wanted: "auto" or a name of the op's implementations.
+        wanted: what is asked of the ops, as `kernel_choice` has it.
         activation_dtype: of the rows that are multiplied.
         platform: where the program will run; None for this process's first device.
 
@@ -50,18 +51,20 @@ def with_kernels(
 
     def packed(leaf: Any) -> Any:
         if isinstance(leaf, RoundedInputWeight):
-            coded = _coded(leaf, wanted, platform)
+            coded = _coded(leaf, asked_of(wanted, "coded_matmul_parts"), platform)
             if coded.kernel != "reference":
                 return coded
             return replace(leaf, matrix=packed(leaf.matrix))
-        is_packed = isinstance(leaf, GroupedWeight)
-        return _with_kernel(leaf, wanted, activation_dtype, platform) if is_packed else leaf
+        if not isinstance(leaf, GroupedWeight):
+            return leaf
+        return _with_kernel(leaf, asked_of(wanted, "quant_matmul"), activation_dtype, platform)
 
     def plain(leaf: Any) -> Any:
         is_one = isinstance(leaf, Weight | BiasedWeight)
         if not is_one or getattr(leaf.value, "ndim", 0) != 2:  # a record, or a stack of experts
             return leaf
-        return replace(leaf, value=_streamed(leaf.value, wanted, activation_dtype, platform))
+        name = asked_of(wanted, "plain_matmul_parts")
+        return replace(leaf, value=_streamed(leaf.value, name, activation_dtype, platform))
 
     whole = GroupedWeight | RoundedInputWeight
     params = jax.tree.map(packed, params, is_leaf=lambda one: isinstance(one, whole))

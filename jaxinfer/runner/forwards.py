@@ -22,6 +22,7 @@ from jaxinfer.config.geometry import Geometry
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.models.registry import architecture_named
 from jaxinfer.models.transformer import TokenRows, logits
+from pallas_kernels.quant_matmul.tiles import filled_rows
 
 
 def run_model(
@@ -40,9 +41,7 @@ def run_model(
     Returns:
         [B, Q, E] – hidden rows of the model; the cache.
     """
-    hidden, cache = architecture_named(config.architecture).forward(
-        params, cache, rows, config, geometry
-    )
+    hidden, cache = _forward(params, cache, rows, config, geometry)
     if draft is not None and geometry.draft_layer_groups:
         _, cache = run_draft(params["draft"], cache, rows, draft, geometry)
     return hidden, cache
@@ -52,16 +51,58 @@ def run_draft(
     params: Any, cache: PagedKV, rows: TokenRows, draft: ModelConfig, geometry: Geometry
 ) -> tuple[jax.Array, PagedKV]:
     """Runs what drafts over the rows, in its own pages or in the model's."""
-    forward = architecture_named(draft.architecture).forward
     # The model may have rows for tokens that a draft model of the same vocabulary lacks (padding).
     rows = replace(rows, tokens=jnp.minimum(rows.tokens, draft.vocab_size - 1))
     if not geometry.draft_layer_groups:
-        return forward(params, cache, rows, draft, geometry)
+        return _forward(params, cache, rows, draft, geometry)
     models, own = split_cache(cache, len(geometry.layer_groups))
     place = replace(geometry, layer_groups=geometry.draft_layer_groups)
     with jax.named_scope("draft"):
-        hidden, own = forward(params, own, rows, draft, place)
+        hidden, own = _forward(params, own, rows, draft, place)
     return hidden, join_caches(models, own)
+
+
+def _forward(
+    params: Any, cache: PagedKV, rows: TokenRows, config: ModelConfig, geometry: Geometry
+) -> tuple[jax.Array, PagedKV]:
+    """A model over the rows; where kernels multiply, over whole tiles of them."""
+    run = architecture_named(config.architecture).forward
+    if not geometry.fills_tiles:
+        return run(params, cache, rows, config, geometry)
+    num_rows, num_queries = rows.tokens.shape
+    hidden, cache = run(params, cache, fill_tiles(rows), config, geometry)
+    return hidden[:num_rows, :num_queries], cache
+
+
+def fill_tiles(rows: TokenRows) -> TokenRows:
+    """The rows with tokens that nobody wants behind them, up to whole tiles of the products.
+
+    Else every product of every layer would fill its rows up and cut its result, each a launch. A
+    row's tokens stay first; its length leaves the others out, and whole rows are empty.
+
+    Example: 4 rows of 5 tokens (20, tiles of 32) → 4 rows of 8; 20 rows of 1 → 32 rows.
+    """
+    num_rows, num_queries = rows.tokens.shape
+    more_rows, more_queries = (
+        wanted - held
+        for wanted, held in zip(_tiled_shape(num_rows, num_queries), rows.tokens.shape, strict=True)
+    )
+    return TokenRows(
+        tokens=jnp.pad(rows.tokens, ((0, more_rows), (0, more_queries))),
+        starts=jnp.pad(rows.starts, (0, more_rows)),
+        lengths=jnp.pad(rows.lengths, (0, more_rows)),
+        tables=jnp.pad(rows.tables, ((0, 0), (0, more_rows), (0, 0))),
+    )
+
+
+def _tiled_shape(num_rows: int, num_queries: int) -> tuple[int, int]:
+    """The fewest rows and tokens a row, no less than these, that are whole tiles together."""
+    total = filled_rows(num_rows * num_queries)
+    while True:
+        for queries in range(num_queries, total // num_rows + 1):
+            if total % queries == 0:
+                return total // queries, queries
+        total = filled_rows(total + 1)
 
 
 def draft_logits(params: Any, hidden: jax.Array, draft: ModelConfig, vocab_size: int) -> jax.Array:

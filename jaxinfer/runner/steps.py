@@ -39,6 +39,7 @@ from jaxinfer.sampling.slot_state import (
     seat,
     take_tokens,
 )
+from pallas_kernels.quant_matmul.tiles import filled_rows
 
 StepOutput = tuple[PagedKV, LoopState, jax.Array, jax.Array]
 
@@ -252,6 +253,13 @@ def _draw_packed(
     config: ModelConfig,
     geometry: Geometry,
 ) -> jax.Array:
+    num_rows = hidden.shape[0]
+    if geometry.fills_tiles:  # or the head's product would, and cut the logits: one copy more
+        missing = filled_rows(num_rows) - num_rows
+        hidden, drawing = jax.tree.map(
+            lambda leaf: jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)),
+            (hidden, drawing),
+        )
     drawn = draw(
         logits(params, hidden, config),
         drawing.sampling,
@@ -261,4 +269,4 @@ def _draw_packed(
         logprobs_mode=geometry.logprobs_mode,
         ahead=drawing.ahead,
     )
-    return pack(drawn)
+    return pack(drawn)[:num_rows]

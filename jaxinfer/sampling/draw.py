@@ -22,8 +22,9 @@ from jaxinfer.sampling.slot_state import Ahead, LoopState
 PACKED_COLUMNS = 4 + 2 * MAX_LOGPROBS
 
 # Rows that are drawn at once on a GPU, and the most logits that they have. What drawing holds
-# beside all logits is several times these; rows one after another would leave the GPU idle.
+# beside all logits is six times these; rows one after another would leave the GPU idle.
 BLOCK_ROWS, BLOCK_LOGITS = 16, 1 << 22
+FEW_ROWS = 32  # of a step: half a block, or drawing would hold more than twice its logits
 
 LogprobsMode = Literal["raw", "processed"]
 
@@ -69,15 +70,16 @@ def draw(
     draw_rows = functools.partial(_draw_rows, state, logprobs_mode)
     operands = (logits, rows, positions, slots, ahead)
     with jax.named_scope("draw"):
-        if logits.shape[0] <= block_rows(logits.shape[1]):
+        if logits.shape[0] <= block_rows(*logits.shape):
             return draw_rows(*operands)
         in_blocks = functools.partial(draw_in_blocks, draw_rows)
         return lax.platform_dependent(*operands, cpu=draw_rows, default=in_blocks)
 
 
-def block_rows(vocab_size: int) -> int:
-    """Rows of a block. Example: 16 of 128,256 logits, 8 of 262,208."""
-    return BLOCK_ROWS if BLOCK_ROWS * vocab_size <= BLOCK_LOGITS else BLOCK_ROWS // 2
+def block_rows(num_rows: int, vocab_size: int) -> int:
+    """Rows of a block. Example: of 64 rows 16 with 128,256 logits, 8 with 262,208; of 32 half."""
+    size = BLOCK_ROWS if BLOCK_ROWS * vocab_size <= BLOCK_LOGITS else BLOCK_ROWS // 2
+    return size if num_rows > FEW_ROWS else size // 2
 
 
 def draw_in_blocks(draw_rows: Callable[..., Drawn], *operands: Any) -> Drawn:
@@ -93,7 +95,7 @@ def draw_in_blocks(draw_rows: Callable[..., Drawn], *operands: Any) -> Drawn:
         operands: those; at least `block_rows` of them.
     """
     logits, rows = operands[0], operands[1]
-    num_rows, size = logits.shape[0], block_rows(logits.shape[1])
+    num_rows, size = logits.shape[0], block_rows(*logits.shape)
 
     def add(number: Any, drawn: Drawn) -> Drawn:
         start = jnp.minimum(number * size, num_rows - size)

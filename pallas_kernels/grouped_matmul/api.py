@@ -1,7 +1,7 @@
 """The op `grouped_matmul`: one signature, the implementation chosen by `dispatch`."""
 
 import functools
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 
@@ -9,29 +9,23 @@ from pallas_kernels import dispatch
 from pallas_kernels.dispatch import Dtypes, Platform, Shapes
 from pallas_kernels.grouped_matmul import reference
 
+if TYPE_CHECKING:
+    from pallas_kernels.grouped_matmul import mosaic
+else:
+    mosaic = dispatch.Deferred("pallas_kernels.grouped_matmul.mosaic")
+
 Implementation = Literal["auto", "reference", "mosaic", "simulated"]
-
-
-def _mosaic(*arrays: jax.Array, **options: Any) -> jax.Array:
-    from pallas_kernels.grouped_matmul import mosaic  # imported at the first use
-
-    return mosaic.grouped_matmul(*arrays, **options)
 
 
 def why_not_mosaic(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
     """Why `mosaic` cannot serve a call, or None. Names of shapes: x, matrices."""
-    reason = dispatch.why_not_hopper(platform)
-    if reason:
-        return reason
-    from pallas_kernels.grouped_matmul import mosaic
-
-    return mosaic.why_not(shapes, dtypes, platform)
+    return dispatch.why_not_hopper(platform) or mosaic.why_not(shapes, dtypes, platform)
 
 
-IMPLEMENTATIONS = {
+IMPLEMENTATIONS: dispatch.Implementations = {
     "reference": reference.grouped_matmul,
-    "mosaic": _mosaic,
-    "simulated": functools.partial(_mosaic, interpret=True),
+    "mosaic": mosaic.grouped_matmul,
+    "simulated": functools.partial(mosaic.grouped_matmul, interpret=True),
 }
 
 

@@ -1,7 +1,7 @@
 """The op `paged_attention`: one signature, the implementation chosen by `dispatch`."""
 
 import functools
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 
@@ -10,45 +10,30 @@ from pallas_kernels.dispatch import Dtypes, Platform, Shapes
 from pallas_kernels.paged_attention import reference, row_groups
 from pallas_kernels.paged_attention.pages import Pages, code_array
 
+if TYPE_CHECKING:
+    from pallas_kernels.paged_attention import mosaic, triton
+else:
+    mosaic = dispatch.Deferred("pallas_kernels.paged_attention.mosaic")
+    triton = dispatch.Deferred("pallas_kernels.paged_attention.triton")
+
 Implementation = Literal["auto", "reference", "row_groups", "mosaic", "triton", "simulated"]
-
-
-def _mosaic(*arrays: Any, **options: Any) -> jax.Array:
-    # Imported at the first use: a CPU that only runs the reference does not wait for it.
-    from pallas_kernels.paged_attention import mosaic
-
-    return mosaic.paged_attention(*arrays, **options)
 
 
 def why_not_mosaic(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
     """Why `mosaic` cannot serve a call, or None. Names of shapes: q, k_pages, v_pages."""
-    if reason := dispatch.why_not_hopper(platform):
-        return reason
-    from pallas_kernels.paged_attention import mosaic
-
-    return mosaic.why_not(shapes, dtypes, platform)
-
-
-def _triton(*arrays: Any, **options: Any) -> jax.Array:
-    from pallas_kernels.paged_attention import triton
-
-    return triton.paged_attention(*arrays, **options)
+    return dispatch.why_not_hopper(platform) or mosaic.why_not(shapes, dtypes, platform)
 
 
 def _why_not_triton(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | None:
-    if reason := triton_compat.why_not_triton(platform):
-        return reason
-    from pallas_kernels.paged_attention import triton
-
-    return triton.why_not(shapes, dtypes, platform)
+    return triton_compat.why_not_triton(platform) or triton.why_not(shapes, dtypes, platform)
 
 
-IMPLEMENTATIONS = {
+IMPLEMENTATIONS: dispatch.Implementations = {
     "reference": reference.paged_attention,
     "row_groups": row_groups.paged_attention,
-    "mosaic": _mosaic,
-    "triton": _triton,
-    "simulated": functools.partial(_mosaic, interpret=True),
+    "mosaic": mosaic.paged_attention,
+    "triton": triton.paged_attention,
+    "simulated": functools.partial(mosaic.paged_attention, interpret=True),
 }
 
 
@@ -106,6 +91,8 @@ def resolve_implementation(
         of_triton = functools.partial(_why_not_triton, shapes, dtypes)
         dispatch.refuse_named("paged_attention", wanted, reason, platform, of_triton)
         where = platform or dispatch.current_platform()
+        if wanted == "row_groups":
+            dispatch.refuse("paged_attention", wanted, row_groups.why_not(shapes, dtypes, where))
         why_not["mosaic"] = functools.partial(reason, where)
         why_not["triton"] = lambda: triton_compat.why_not_chosen(where) or of_triton(where)
         why_not["row_groups"] = functools.partial(row_groups.why_not, shapes, dtypes, where)

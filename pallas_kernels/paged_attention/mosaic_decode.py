@@ -49,7 +49,7 @@ from pallas_kernels.paged_attention.mosaic_codes import (
     scaled_weights,
     widen_blocks,
 )
-from pallas_kernels.paged_attention.mosaic_merge import MERGED_HEAD_DIMS, merge_splits
+from pallas_kernels.paged_attention.mosaic_merge import merge_splits
 from pallas_kernels.paged_attention.pages import Pages
 from pallas_kernels.paged_attention.tiles import BLOCK_ROWS, DecodeTiles
 
@@ -69,27 +69,24 @@ def decode_attention(
     tiles: DecodeTiles,
 ) -> jax.Array:
     """See `reference.paged_attention`; a kv head's query rows fit in one tile (Q·G ≤ 64)."""
-    num_rows, num_queries, num_heads, head_dim = q.shape
     arrays, scales = page_arrays(k_pages, v_pages)
     kinds, num_kv_heads = (kind_of(k_pages), kind_of(v_pages)), arrays[0].shape[1]
-    group = num_heads // num_kv_heads
-    real = num_queries * group
-    rows_shape = (num_rows, num_kv_heads, real + -real % ROW_STEP, head_dim)
-    grouped = _grouped_queries(q, rows_shape)
+    num_queries, group = q.shape[1], q.shape[2] // num_kv_heads
     positions = table.shape[1] * shape.page_tokens
     split = tiles.split_for(positions)
     num_splits = _num_splits(positions, split, num_queries, shape.window)
     by_row = None if sinks is None else _sinks_by_row(sinks, num_kv_heads)
     # Those of splits join where the splits do.
     inside = [] if by_row is None or num_splits > 1 else [by_row]
-    sizes = {"num_queries": num_queries, "group": group, "split": split, "num_splits": num_splits}
-    run = _decode_call(rows_shape, kinds, sizes | {"has_sinks": len(inside)}, shape, tiles)
-    parts = run(grouped, *arrays, table, starts, lengths, *scales, *inside)
-    out = parts[0][:, :, :real]
-    if num_splits > 1:
-        out = _merge(Softmax(*parts), by_row, starts, lengths, split, real, shape)
-    out = out.reshape(num_rows, num_kv_heads, num_queries, group, head_dim)
-    return out.swapaxes(1, 2).reshape(q.shape)
+    sizes = {"split": split, "num_splits": num_splits, "has_sinks": len(inside)}
+    run = _decode_call(q.shape, num_kv_heads, kinds, sizes, shape, tiles)
+    parts = run(q, *arrays, table, starts, lengths, *scales, *inside)
+    if num_splits == 1:
+        return parts[0]
+    ends = jnp.where(lengths > 0, starts + lengths, 0)
+    first = _first_split(starts, split, shape.window)
+    sizes = {"split": split, "num_queries": num_queries, "interpret": shape.interpret}
+    return merge_splits(Softmax(*parts), by_row, first, ends, group=group, **sizes)
 
 
 def _sinks_by_row(sinks: jax.Array, num_kv_heads: int) -> jax.Array:
@@ -98,15 +95,17 @@ def _sinks_by_row(sinks: jax.Array, num_kv_heads: int) -> jax.Array:
     return jnp.tile(by_head, (1, BLOCK_ROWS))[:, :BLOCK_ROWS]
 
 
-def _grouped_queries(q: jax.Array, rows_shape: tuple[int, int, int, int]) -> jax.Array:
-    """Query rows by kv head, filled up with zeros: [B, K, rows, D].
+def _lay_in_tiles(lying_smem: Any, tiled_smem: Any, interpret: bool) -> None:
+    """Query rows where the tensor cores read them; both refs are [BLOCK_ROWS, D], in one place.
 
-    A copy of a tile must begin at a whole tile, so heads cannot be taken where they lie.
+    A copy into tiles must begin at a whole tile of ROW_STEP rows, and a kv head's query rows may
+    begin anywhere: they are copied as they lie, and go through registers. Rows past them hold
+    anything; no row looks at another.
     """
-    num_rows, num_kv_heads, rows, head_dim = rows_shape
-    grouped = q.reshape(num_rows, q.shape[1], num_kv_heads, -1, head_dim)
-    grouped = grouped.swapaxes(1, 2).reshape(num_rows, num_kv_heads, -1, head_dim)
-    return jnp.pad(grouped, ((0, 0), (0, 0), (0, rows - grouped.shape[2]), (0, 0)))
+    values = load(lying_smem, WGMMA, interpret, optimized=False)
+    plgpu.commit_smem()  # every thread has its rows before the first one is overwritten
+    tiled_smem[...] = values
+    plgpu.commit_smem()
 
 
 def _num_splits(positions: int, split: int, num_queries: int, window: int) -> int:
@@ -124,7 +123,8 @@ def _first_split(starts: Any, split: int, window: int) -> Any:
 
 
 def _decode_call(
-    rows_shape: tuple[int, ...],
+    q_shape: tuple[int, ...],
+    num_kv_heads: int,
     kinds: tuple[str, str],
     sizes: dict[str, int],
     shape: BlockShape,
@@ -132,28 +132,32 @@ def _decode_call(
 ) -> Any:
     """The kernel as a function of arrays: one output, or the partial results of each split.
 
-    sizes: query tokens, query heads of a kv head, positions in a split, number of splits, and
-        whether the sinks are an argument.
+    sizes: positions in a split, number of splits, and whether the sinks are an argument.
     """
-    num_rows, num_kv_heads, _, head_dim = rows_shape
+    num_rows, num_queries, num_heads, head_dim = q_shape
+    sizes = sizes | {"num_queries": num_queries, "group": num_heads // num_kv_heads}
     num_groups = head_dim // shape.columns
-    out_type, results = _results(rows_shape, sizes["num_splits"], shape.columns)
+    out_type, results = _results(q_shape, num_kv_heads, sizes["num_splits"], shape.columns)
     pipeline = tiled_smem(tiles.stages, tiles.block_keys, head_dim)
     is_read = plgpu.Barrier(num_arrivals=num_groups, num_barriers=tiles.stages)
     all_done = plgpu.Barrier(num_arrivals=num_groups)
     sinks = [plgpu.SMEM((BLOCK_ROWS,), jnp.float32)] * sizes["has_sinks"]
-    q_ready = plgpu.Barrier(num_arrivals=1 + sizes["has_sinks"])
+    copied = plgpu.Barrier(num_arrivals=num_queries + sizes["has_sinks"])
+    queries = (
+        [plgpu.SMEM((BLOCK_ROWS, head_dim), jnp.bfloat16)],
+        [tiled_smem(BLOCK_ROWS, head_dim)],
+    )
     return plgpu.kernel(
-        functools.partial(_decode_kernel, **sizes, rows=rows_shape[2], kinds=kinds, shape=shape),
+        functools.partial(_decode_kernel, **sizes, kinds=kinds, shape=shape),
         out_type=out_type,
         grid=(num_kv_heads, sizes["num_splits"], num_rows),
         grid_names=("head", "split", "row"),
         num_threads=num_groups + (kinds != (FLOATS, FLOATS)),
         thread_name="columns",
         scratch_types=[
-            [tiled_smem(BLOCK_ROWS, head_dim), *sinks],
+            [shared_union(*queries, interpret=shape.interpret), sinks, copied],
             shared_union([pipeline, pipeline], results, interpret=shape.interpret),
-            [q_ready, *ready_barriers(kinds, shape, tiles), is_read, all_done],
+            [plgpu.Barrier(), *ready_barriers(kinds, shape, tiles), is_read, all_done],
             code_scratch(kinds, head_dim, shape, tiles),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
@@ -163,21 +167,26 @@ def _decode_call(
 
 
 def _results(
-    rows_shape: tuple[int, ...], num_splits: int, columns: int
+    q_shape: tuple[int, ...], num_kv_heads: int, num_splits: int, columns: int
 ) -> tuple[list[jax.ShapeDtypeStruct], list[Any]]:
     """What the kernel writes, and where in shared memory it is put together.
 
-    The output in bfloat16; of splits the weighted values, peaks and totals in float32.
+    The output in bfloat16; of splits the weighted values, peaks and totals in float32, by kv head,
+    the last two filled up to what can be copied. Tiles are quicker to fill, but copied whole.
     """
-    num_rows, num_kv_heads, rows, head_dim = rows_shape
+    num_rows, num_queries, num_heads, head_dim = q_shape
     tile = (head_dim // columns, BLOCK_ROWS, columns)
     if num_splits == 1:
-        return [jax.ShapeDtypeStruct(rows_shape, jnp.bfloat16)], [tiled_smem(*tile)]
-    parts = (num_rows, num_kv_heads, num_splits, rows)
-    stats = jax.ShapeDtypeStruct(parts, jnp.float32)
-    out_type = [jax.ShapeDtypeStruct((*parts, head_dim), jnp.float32), stats, stats]
+        return [jax.ShapeDtypeStruct(q_shape, jnp.bfloat16)], [plgpu.SMEM(tile, jnp.bfloat16)]
+    real = num_queries * num_heads // num_kv_heads
+    parts = (num_rows, num_kv_heads, num_splits)
+    stats = jax.ShapeDtypeStruct((*parts, real + -real % ROW_STEP), jnp.float32)
+    out_type = [jax.ShapeDtypeStruct((*parts, real, head_dim), jnp.float32), stats, stats]
     smem = [plgpu.SMEM((BLOCK_ROWS,), jnp.float32)] * 2
-    return out_type, [tiled_smem(*tile, dtype=jnp.float32), *smem]
+    weighted = plgpu.SMEM(tile, jnp.float32)
+    if real % ROW_STEP == 0:
+        weighted = tiled_smem(*tile, dtype=jnp.float32)
+    return out_type, [weighted, *smem]
 
 
 def _decode_kernel(
@@ -187,7 +196,6 @@ def _decode_kernel(
     split: int,
     num_splits: int,
     has_sinks: int,
-    rows: int,
     kinds: tuple[str, str],
     shape: BlockShape,
 ) -> None:
@@ -197,8 +205,9 @@ def _decode_kernel(
     num_scales = len(kinds) - kinds.count(FLOATS)
     scales_gmem, others = others[:num_scales], others[num_scales:]
     sinks_gmem, others = others[:has_sinks], others[has_sinks:]
-    *outputs, (q_smem, *sinks_smem), union_smem, barriers, code_refs = others
+    *outputs, queries, union_smem, barriers, code_refs = others
     (k_smem, v_smem), results_smem = union_smem
+    ((lying_smem,), (q_smem,)), sinks_smem, copied = queries
     q_ready, k_ready, v_ready, is_read, all_done = barriers
     pipelines = [Side(k_smem, k_ready, is_read), Side(v_smem, v_ready, None)]
     sides = make_sides([k_gmem, v_gmem], scales_gmem, pipelines, code_refs, kinds)
@@ -214,6 +223,10 @@ def _decode_kernel(
     last = jnp.minimum(last, (this + 1) * (split // keys))
     is_busy = (lengths_gmem[row] > 0) & (first < last)
     k_factor, v_factor = (head_factor(side, head) for side in sides)
+    # Rows of a tile, and heads, of each query token.
+    lying = [
+        (pl.ds(query * group, group), pl.ds(head * group, group)) for query in range(num_queries)
+    ]
 
     def fetch(block: Any) -> None:
         buffer = lax.rem(block - first, jnp.int32(stages))
@@ -265,24 +278,33 @@ def _decode_kernel(
         for smem, value in zip(results_smem[1:], values[1:], strict=True):
             pl.when(this_group == 0)(functools.partial(smem.__setitem__, ..., value))
         plgpu.commit_smem()
-        place = (row, head) if num_splits == 1 else (row, head, part)
-        out = outputs[0].at[(*place, slice(None), columns)]
-        plgpu.copy_smem_to_gmem(out_smem.at[pl.ds(0, rows)], out)
-        for smem, out in zip(results_smem[1:], outputs[1:], strict=True):
-            copy = functools.partial(
-                plgpu.copy_smem_to_gmem, smem.at[pl.ds(0, rows)], out.at[place]
+        if num_splits == 1:
+            for query, (rows, heads) in enumerate(lying):
+                place = (row, query, heads, columns)
+                plgpu.copy_smem_to_gmem(out_smem.at[rows], outputs[0].at[place])
+        else:
+            place = (row, head, part)
+            rows, filled = (pl.ds(0, one.shape[3]) for one in outputs[:2])
+            plgpu.copy_smem_to_gmem(
+                out_smem.at[rows], outputs[0].at[(*place, slice(None), columns)]
             )
-            pl.when(this_group == 0)(copy)
+            for smem, out in zip(results_smem[1:], outputs[1:], strict=True):
+                copy = functools.partial(plgpu.copy_smem_to_gmem, smem.at[filled], out.at[place])
+                pl.when(this_group == 0)(copy)
         plgpu.wait_smem_to_gmem(0)
 
     def attend() -> None:
         @pl.when(this_group == 0)
         def _start() -> None:
-            plgpu.copy_gmem_to_smem(q_gmem.at[row, head], q_smem.at[pl.ds(0, rows)], q_ready)
+            for query, (rows, heads) in enumerate(lying):
+                plgpu.copy_gmem_to_smem(q_gmem.at[row, query, heads], lying_smem.at[rows], copied)
             for gmem, smem in zip(sinks_gmem, sinks_smem, strict=True):
-                plgpu.copy_gmem_to_smem(gmem.at[head], smem, q_ready)
+                plgpu.copy_gmem_to_smem(gmem.at[head], smem, copied)
             for ahead in range(stages if not num_scales else 0):
                 pl.when(first + ahead < last)(functools.partial(fetch, first + ahead))
+            plgpu.barrier_wait(copied)
+            _lay_in_tiles(lying_smem, q_smem, shape.interpret)
+            plgpu.barrier_arrive(q_ready)
 
         plgpu.barrier_wait(q_ready)
         softmax = lax.fori_loop(first, last, step, empty_softmax(shape))
@@ -300,44 +322,3 @@ def _decode_kernel(
     if num_splits == 1:  # else a split without keys is left out of the merge
         is_idle = jnp.logical_not(is_busy) & is_reader
         pl.when(is_idle)(lambda: store([empty_softmax(shape).weighted]))
-
-
-def _merge(
-    parts: Softmax,
-    sinks: jax.Array | None,
-    starts: jax.Array,
-    lengths: jax.Array,
-    split: int,
-    real: int,
-    shape: BlockShape,
-) -> jax.Array:
-    """The splits' partial results in one, added in order: [B, K, real, D] bf16.
-
-    sinks: [K, BLOCK_ROWS] of each row's head. A split that holds no key of its row wrote nothing:
-    it is left out.
-    """
-    ends = jnp.where(lengths > 0, starts + lengths, 0)
-    first = _first_split(starts, split, shape.window)
-    if shape.head_dim in MERGED_HEAD_DIMS:
-        sizes = {"split": split, "real": real, "interpret": shape.interpret}
-        return merge_splits(parts, sinks, first, ends, **sizes)
-    weighted, peak, total = (array[:, :, :, :real] for array in parts)
-    num_splits = weighted.shape[2]
-    splits = first[:, None] + jnp.arange(num_splits, dtype=jnp.int32)[None]
-    is_used = (splits * split < ends[:, None])[:, None, :, None]  # [B, 1, splits, 1]
-    peak = jnp.where(is_used, peak, jnp.float32(-jnp.inf))
-    highest = jnp.maximum(jnp.max(peak, axis=2, keepdims=True), jnp.float32(-1e30))
-    out = jnp.zeros(weighted.shape[:2] + weighted.shape[3:], jnp.float32)
-    sums = jnp.zeros(out.shape[:3], jnp.float32)
-    if sinks is not None:
-        sink = sinks[None, :, None, : peak.shape[3]]
-        highest = jnp.maximum(highest, sink)
-        sums = jnp.exp2(sink - highest)[:, :, 0]
-    factors = jnp.exp2(peak - highest)
-    for one in range(num_splits):
-        factor, used = factors[:, :, one], is_used[:, :, one]
-        sums = sums + jnp.where(used, total[:, :, one] * factor, jnp.float32(0))
-        add = weighted[:, :, one] * factor[..., None]
-        out = out + jnp.where(used[..., None], add, jnp.float32(0))
-    sums = jnp.where(sums > 0, sums, jnp.float32(1))
-    return (out / sums[..., None]).astype(jnp.bfloat16)

@@ -4,7 +4,7 @@ Its kernel sums a product in parts; who adds something to it anyway takes the pa
 """
 
 import functools
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
@@ -13,54 +13,21 @@ from pallas_kernels.dispatch import HOPPER, Dtypes, Platform, Shapes
 from pallas_kernels.quant_matmul import reference, xla
 from pallas_kernels.row_matmul import row_matmul
 
+if TYPE_CHECKING:
+    from pallas_kernels.quant_matmul import mosaic, triton
+else:
+    mosaic = dispatch.Deferred("pallas_kernels.quant_matmul.mosaic")
+    triton = dispatch.Deferred("pallas_kernels.quant_matmul.triton")
+
 MAX_PLAIN_ROWS = 128  # of one tile
 
 Implementation = Literal["auto", "reference", "mosaic", "triton", "simulated"]
 
 
-def _mosaic(*arrays: Any, **options: Any) -> jax.Array:
-    # Imported at the first use: a CPU that only runs the reference does not wait for it.
-    from pallas_kernels.quant_matmul import mosaic
-
-    return mosaic.quant_matmul(*arrays, **options)
-
-
-def _stacked_mosaic(*arrays: Any, **options: Any) -> jax.Array:
-    from pallas_kernels.quant_matmul import mosaic
-
-    return mosaic.stacked_quant_matmul(*arrays, **options)
-
-
-def _triton(*arrays: Any, **options: Any) -> jax.Array:
-    from pallas_kernels.quant_matmul import triton
-
-    return triton.quant_matmul(*arrays, **options)
-
-
 def _why_not_triton(shapes: Shapes, dtypes: Dtypes, group: int, platform: Platform) -> str | None:
     if reason := triton_compat.why_not_triton(platform):
         return reason
-    from pallas_kernels.quant_matmul import triton
-
     return triton.why_not(shapes, dtypes, platform, group=group)
-
-
-def _mosaic_parts(*arrays: Any, **options: Any) -> jax.Array:
-    from pallas_kernels.quant_matmul import mosaic
-
-    return mosaic.quant_matmul_parts(*arrays, **options)
-
-
-def _mosaic_plain(*arrays: Any, **options: Any) -> jax.Array:
-    from pallas_kernels.quant_matmul import mosaic
-
-    return mosaic.plain_matmul_parts(*arrays, **options)
-
-
-def _mosaic_coded(*arrays: Any, **options: Any) -> jax.Array:
-    from pallas_kernels.quant_matmul import mosaic
-
-    return mosaic.coded_matmul_parts(*arrays, **options)
 
 
 def why_not_coded(
@@ -69,8 +36,6 @@ def why_not_coded(
     """Why the kernel of `coded_matmul_parts` cannot serve a call there, or None."""
     if reason := dispatch.why_not_hopper(platform):
         return reason
-    from pallas_kernels.quant_matmul import mosaic
-
     return mosaic.why_not_coded(shapes, dtypes, platform, group=group, out_group=out_group)
 
 
@@ -78,16 +43,12 @@ def why_not_plain(shapes: Shapes, dtypes: Dtypes, platform: Platform) -> str | N
     """Why the kernel of `plain_matmul_parts` cannot serve a call there, or None."""
     if reason := dispatch.why_not_hopper(platform):
         return reason
-    from pallas_kernels.quant_matmul import mosaic
-
     return mosaic.why_not_plain(shapes, dtypes, platform)
 
 
 def _why_not_mosaic(shapes: Shapes, dtypes: Dtypes, group: int, platform: Platform) -> str | None:
     if reason := dispatch.why_not_hopper(platform):
         return reason
-    from pallas_kernels.quant_matmul import mosaic
-
     return mosaic.why_not(shapes, dtypes, platform, group=group)
 
 
@@ -98,33 +59,33 @@ def why_not(shapes: Shapes, dtypes: Dtypes, *, group: int, platform: Platform) -
     return _why_not_mosaic(shapes, dtypes, group, platform)
 
 
-IMPLEMENTATIONS = {
+IMPLEMENTATIONS: dispatch.Implementations = {
     "reference": reference.quant_matmul,
-    "mosaic": _mosaic,
-    "triton": _triton,
-    "simulated": functools.partial(_mosaic, interpret=True),
+    "mosaic": mosaic.quant_matmul,
+    "triton": triton.quant_matmul,
+    "simulated": functools.partial(mosaic.quant_matmul, interpret=True),
 }
-STACKED_IMPLEMENTATIONS = {
+STACKED_IMPLEMENTATIONS: dispatch.Implementations = {
     "reference": reference.stacked_quant_matmul,
-    "mosaic": _stacked_mosaic,
-    "simulated": functools.partial(_stacked_mosaic, interpret=True),
+    "mosaic": mosaic.stacked_quant_matmul,
+    "simulated": functools.partial(mosaic.stacked_quant_matmul, interpret=True),
 }
-IN_PARTS = {
+IN_PARTS: dispatch.Implementations = {
     "reference": lambda *arrays, **options: reference.quant_matmul(*arrays, **options)[None],
-    "mosaic": _mosaic_parts,
-    "triton": lambda *arrays, **options: _triton(*arrays, **options)[None],
-    "simulated": functools.partial(_mosaic_parts, interpret=True),
+    "mosaic": mosaic.quant_matmul_parts,
+    "triton": lambda *arrays, **options: triton.quant_matmul(*arrays, **options)[None],
+    "simulated": functools.partial(mosaic.quant_matmul_parts, interpret=True),
 }
-PLAIN_IN_PARTS = {
+PLAIN_IN_PARTS: dispatch.Implementations = {
     "reference": lambda x, matrix: row_matmul(x, matrix)[None],
-    "mosaic": _mosaic_plain,
-    "simulated": functools.partial(_mosaic_plain, interpret=True),
+    "mosaic": mosaic.plain_matmul_parts,
+    "simulated": functools.partial(mosaic.plain_matmul_parts, interpret=True),
 }
-CODED_IN_PARTS = {
+CODED_IN_PARTS: dispatch.Implementations = {
     "reference": lambda *arrays, **options: reference.coded_matmul(*arrays, **options)[None],
     "xla": lambda *arrays, **options: xla.coded_matmul(*arrays, **options)[None],
-    "mosaic": _mosaic_coded,
-    "simulated": functools.partial(_mosaic_coded, interpret=True),
+    "mosaic": mosaic.coded_matmul_parts,
+    "simulated": functools.partial(mosaic.coded_matmul_parts, interpret=True),
 }
 
 

@@ -96,6 +96,15 @@ def row_choices(group: int, has_addend: bool) -> tuple[int, ...]:
     return tuple(size for size in ROW_CHOICES if least <= size <= most)
 
 
+def filled_rows(num_rows: int) -> int:
+    """Rows of all tiles together that so many rows of x take.
+
+    Example: 5 → 16; 20 → 32; 64 → 64; 130 → 256.
+    """
+    size = next((size for size in ROW_CHOICES if num_rows <= size), ROW_CHOICES[-1])
+    return -(-num_rows // size) * size
+
+
 def tile_choices(
     code_bits: int, shared_bytes: int, *, has_addend: bool = False
 ) -> list[QuantTiles]:

@@ -7,7 +7,7 @@ three; there "auto" is `mosaic` where it serves.
 """
 
 import functools
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
@@ -16,60 +16,40 @@ from pallas_kernels.dispatch import Platform
 from pallas_kernels.rms_norm import reference, xla
 from pallas_kernels.rms_norm.reference import add_normed
 
+if TYPE_CHECKING:
+    from pallas_kernels.rms_norm import mosaic, triton
+else:
+    mosaic = dispatch.Deferred("pallas_kernels.rms_norm.mosaic")
+    triton = dispatch.Deferred("pallas_kernels.rms_norm.triton")
+
 Implementation = Literal["auto", "reference", "xla", "mosaic", "triton", "simulated"]
-
-
-def _mosaic(*arrays: jax.Array, **options: Any) -> jax.Array:
-    from pallas_kernels.rms_norm import mosaic  # imported at the first use
-
-    return mosaic.rms_norm(*arrays, **options)
-
-
-def _add_mosaic(*arrays: jax.Array, **options: Any) -> tuple[jax.Array, jax.Array]:
-    from pallas_kernels.rms_norm import mosaic
-
-    return mosaic.add_rms_norm(*arrays, **options)
 
 
 def _why_not_mosaic(columns: int, dtype: Any, platform: Platform) -> str | None:
     if reason := dispatch.why_not_hopper(platform):
         return reason
-    from pallas_kernels.rms_norm import mosaic
-
     return mosaic.why_not({"x": (1, columns)}, {"x": dtype}, platform)
-
-
-def _triton(*arrays: jax.Array, **options: Any) -> jax.Array:
-    from pallas_kernels.rms_norm import triton
-
-    return triton.rms_norm(*arrays, **options)
-
-
-def _add_triton(*arrays: Any, **options: Any) -> tuple[jax.Array, jax.Array]:
-    return add_normed(_triton, *arrays, **options)
 
 
 def _why_not_triton(columns: int, dtype: Any, platform: Platform) -> str | None:
     if reason := triton_compat.why_not_triton(platform):
         return reason
-    from pallas_kernels.rms_norm import triton
-
     return triton.why_not({"x": (1, columns)}, {"x": dtype}, platform)
 
 
-IMPLEMENTATIONS = {
+IMPLEMENTATIONS: dispatch.Implementations = {
     "reference": reference.rms_norm,
     "xla": xla.rms_norm,
-    "mosaic": _mosaic,
-    "triton": _triton,
-    "simulated": functools.partial(_mosaic, interpret=True),
+    "mosaic": mosaic.rms_norm,
+    "triton": triton.rms_norm,
+    "simulated": functools.partial(mosaic.rms_norm, interpret=True),
 }
-WITH_RESIDUAL = {
+WITH_RESIDUAL: dispatch.Implementations = {
     "reference": reference.add_rms_norm,
     "xla": xla.add_rms_norm,
-    "mosaic": _add_mosaic,
-    "triton": _add_triton,
-    "simulated": functools.partial(_add_mosaic, interpret=True),
+    "mosaic": mosaic.add_rms_norm,
+    "triton": functools.partial(add_normed, triton.rms_norm),
+    "simulated": functools.partial(mosaic.add_rms_norm, interpret=True),
 }
 
 

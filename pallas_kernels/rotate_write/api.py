@@ -1,7 +1,7 @@
 """The op `rotate_write`: one signature, the implementation chosen by `dispatch`."""
 
 import functools
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 
@@ -10,13 +10,12 @@ from pallas_kernels.dispatch import HOPPER, Dtypes, Platform, Shapes
 from pallas_kernels.rotate_write import reference
 from pallas_kernels.rotate_write.reference import HeadNorms
 
+if TYPE_CHECKING:
+    from pallas_kernels.rotate_write import mosaic
+else:
+    mosaic = dispatch.Deferred("pallas_kernels.rotate_write.mosaic")
+
 Implementation = Literal["auto", "reference", "mosaic", "simulated"]
-
-
-def _mosaic(*arrays: Any, **options: Any) -> Any:
-    from pallas_kernels.rotate_write import mosaic  # imported at the first use
-
-    return mosaic.rotate_write(*arrays, **options)
 
 
 def why_not_mosaic(
@@ -25,15 +24,13 @@ def why_not_mosaic(
     """Why the kernel cannot serve a call there, or None; arguments as `resolve_implementation`."""
     if reason := dispatch.why_not_hopper(platform):
         return reason
-    from pallas_kernels.rotate_write import mosaic
-
     return mosaic.why_not(shapes, dtypes, platform, num_heads=num_heads)
 
 
-IMPLEMENTATIONS = {
+IMPLEMENTATIONS: dispatch.Implementations = {
     "reference": reference.rotate_write,
-    "mosaic": _mosaic,
-    "simulated": functools.partial(_mosaic, interpret=True),
+    "mosaic": mosaic.rotate_write,
+    "simulated": functools.partial(mosaic.rotate_write, interpret=True),
 }
 
 

@@ -1,4 +1,4 @@
-"""`rotate_write` on Mosaic GPU: one program a token, all its heads at once.
+"""`rotate_write` on Mosaic GPU: one program a token and as many heads as fit, mostly all.
 
 XLA makes three kernels or more of it: one for the queries, one for each array of pages. Here both
 halves of the heads come by strided copies, are turned in registers, and go to where they belong.
@@ -6,6 +6,7 @@ Pages are written in place.
 """
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from pallas_kernels.mosaic_compat import iota, load, update_in_place
 from pallas_kernels.rotate_write.reference import HeadNorms
 
 WGMMA = plgpu.Layout.WGMMA
-MAX_HEADS = 64  # rows of the layout, q, k and v together
+MAX_HEADS = 64  # rows of the layout, q, k and v of a program together
 MAX_COLUMNS = 64  # of both halves at once; more would spill
 HEAD_STEP = 2  # a copy from shared memory begins at 128 bytes: two halves of 32 values
 HEAD_DIMS = (64, 128, 256)
@@ -29,11 +30,13 @@ MAX_SHARED_BYTES = 160 * 1024  # for the parts of the heads
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Heads:
-    """Static sizes of one call. half: of a head, a copy's row."""
+    """Static sizes of one program. half: of a head, a copy's row. splits: programs of a token, each
+    with its share of the query heads and of the kv heads."""
 
     num_heads: int
     num_kv_heads: int
     half: int
+    splits: int
     num_parts: int
     eps: float | None
     interpret: bool
@@ -41,6 +44,12 @@ class _Heads:
     @property
     def count(self) -> int:
         return self.num_heads + 2 * self.num_kv_heads
+
+    @property
+    def pieces(self) -> tuple[tuple[int, int], ...]:
+        """Where queries, keys and values begin among all heads, and how many a program has."""
+        q, kv = self.num_heads, self.num_kv_heads
+        return (0, q), (self.splits * q, kv), (self.splits * (q + kv), kv)
 
     @property
     def block(self) -> int:
@@ -62,13 +71,26 @@ def _why_not_arrays(shapes: Shapes, dtypes: Dtypes, num_heads: int) -> str | Non
         return f"heads have {head_dim} values; it takes {', '.join(map(str, HEAD_DIMS))}"
     if shapes["cos"][-1] != head_dim // 2:
         return f"{shapes['cos'][-1]} pairs of {head_dim} values are turned; it turns all"
-    count = num_heads + 2 * num_kv_heads
-    if num_heads % HEAD_STEP or num_kv_heads % HEAD_STEP or count > MAX_HEADS:
+    if not _splits(num_heads, num_kv_heads):
         return (
             f"there are {num_heads} and twice {num_kv_heads} heads; it takes multiples of "
-            f"{HEAD_STEP}, {MAX_HEADS} together"
+            f"{HEAD_STEP}, {MAX_HEADS} together or in equal shares"
         )
     return None
+
+
+def _splits(num_heads: int, num_kv_heads: int) -> int:
+    """The fewest programs of a token whose shares fit; 0 where there are none.
+
+    Example: 32 and twice 8 heads → 1; 64 and twice 8 → 2, each with 32 and twice 4.
+    """
+    for splits in range(1, num_kv_heads + 1):
+        shares = (num_heads // splits, num_kv_heads // splits)
+        are_whole = num_heads % splits == 0 and num_kv_heads % splits == 0
+        are_even = all(share % HEAD_STEP == 0 for share in shares)
+        if are_whole and are_even and shares[0] + 2 * shares[1] <= MAX_HEADS:
+            return splits
+    return 0
 
 
 def rotate_write(
@@ -88,19 +110,21 @@ def rotate_write(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """See `reference.rotate_write`. `tiles` is None: there is nothing to choose."""
     _check({"cos": cos, "k_pages": k_pages, "v_pages": v_pages}, num_heads)
-    half = k_pages.shape[3] // 2
-    rows = _part_rows(parts.shape[0], num_heads + 2 * k_pages.shape[1])
+    num_kv_heads, half = k_pages.shape[1], k_pages.shape[3] // 2
+    count, splits = num_heads + 2 * num_kv_heads, _splits(num_heads, num_kv_heads)
+    rows = _part_rows(parts.shape[0], count // splits)
     if 2 * rows * half * 4 > MAX_SHARED_BYTES:
         parts = functools.reduce(jnp.add, list(parts))[None]
     heads = _Heads(
-        num_heads=num_heads,
-        num_kv_heads=k_pages.shape[1],
+        num_heads=num_heads // splits,
+        num_kv_heads=num_kv_heads // splits,
         half=half,
+        splits=splits,
         num_parts=parts.shape[0],
         eps=None if norms is None else eps,
         interpret=interpret,
     )
-    inputs = [parts.reshape(*parts.shape[:2], heads.count, 2, half), pages, offsets, cos, sin]
+    inputs = [parts.reshape(*parts.shape[:2], count, 2, half), pages, offsets, cos, sin]
     if norms is not None:
         inputs += [one.reshape(2, half) for one in (norms.q_scale, norms.k_scale)]
     halves = [array.reshape(*array.shape[:3], 2, half) for array in (k_pages, v_pages)]
@@ -128,14 +152,17 @@ def _check(arrays: dict[str, jax.Array], num_heads: int) -> None:
 def _call(inputs: list[jax.Array], halves: list[jax.Array], heads: _Heads) -> list[jax.Array]:
     num_tokens, half = inputs[0].shape[1], heads.half
     angles = 2 if heads.eps is None else 6  # rows: cosines, sines, and the scales of both halves
-    copies = 2 * heads.num_parts + (2 if heads.eps is None else 4)
+    pieces = 1 if heads.splits == 1 else 3
+    copies = 2 * heads.num_parts * pieces + (2 if heads.eps is None else 4)
     q, written = update_in_place(
         functools.partial(_kernel, num_inputs=len(inputs), heads=heads),
         inputs,
         halves,
-        out_type=jax.ShapeDtypeStruct((num_tokens, heads.num_heads, 2, half), jnp.bfloat16),
-        grid=(num_tokens,),
-        grid_names=("token",),
+        out_type=jax.ShapeDtypeStruct(
+            (num_tokens, heads.splits * heads.num_heads, 2, half), jnp.bfloat16
+        ),
+        grid=(num_tokens, heads.splits),
+        grid_names=("token", "split"),
         scratch_types=[
             plgpu.SMEM((2, _part_rows(heads.num_parts, heads.count), half), jnp.float32),
             plgpu.SMEM((angles, half), jnp.float32),
@@ -152,14 +179,16 @@ def _call(inputs: list[jax.Array], halves: list[jax.Array], heads: _Heads) -> li
 def _kernel(*refs: Any, num_inputs: int, heads: _Heads) -> None:
     parts_gmem, pages_gmem, offsets_gmem, *angles_gmem = refs[:num_inputs]
     k_gmem, v_gmem, q_gmem, parts_smem, angles_smem, out_smem, ready = refs[num_inputs:]
-    token = lax.axis_index("token")
-    for part in range(heads.num_parts):
-        for side in (0, 1):
+    token, split = lax.axis_index("token"), lax.axis_index("split")
+    for part, side in itertools.product(range(heads.num_parts), (0, 1)):
+        target = part * heads.count
+        for first, size in ((0, heads.count),) if heads.splits == 1 else heads.pieces:
             plgpu.copy_gmem_to_smem(
-                parts_gmem.at[part, token, :, side],
-                parts_smem.at[side, pl.ds(part * heads.count, heads.count)],
+                parts_gmem.at[part, token, pl.ds(first + split * size, size), side],
+                parts_smem.at[side, pl.ds(target, size)],
                 ready,
             )
+            target += size
     for row, angles in enumerate(angles_gmem[:2]):
         plgpu.copy_gmem_to_smem(angles.at[token], angles_smem.at[row], ready)
     for row, scales in enumerate(angles_gmem[2:]):
@@ -172,14 +201,15 @@ def _kernel(*refs: Any, num_inputs: int, heads: _Heads) -> None:
             out_smem[side, :, columns] = values.astype(jnp.bfloat16)
     plgpu.commit_smem()
     page, offset = pages_gmem[token], offsets_gmem[token]
-    first_value = heads.num_heads + heads.num_kv_heads
+    q_count, kv_count = heads.num_heads, heads.num_kv_heads
+    q_heads, kv_heads = (pl.ds(split * size, size) for size in (q_count, kv_count))
     for side in (0, 1):
-        queries = out_smem.at[side, pl.ds(0, heads.num_heads)]
-        keys = out_smem.at[side, pl.ds(heads.num_heads, heads.num_kv_heads)]
-        values = out_smem.at[side, pl.ds(first_value, heads.num_kv_heads)]
-        plgpu.copy_smem_to_gmem(queries, q_gmem.at[token, :, side])
-        plgpu.copy_smem_to_gmem(keys, k_gmem.at[page, :, offset, side])
-        plgpu.copy_smem_to_gmem(values, v_gmem.at[page, :, offset, side])
+        queries = out_smem.at[side, pl.ds(0, q_count)]
+        keys = out_smem.at[side, pl.ds(q_count, kv_count)]
+        values = out_smem.at[side, pl.ds(q_count + kv_count, kv_count)]
+        plgpu.copy_smem_to_gmem(queries, q_gmem.at[token, q_heads, side])
+        plgpu.copy_smem_to_gmem(keys, k_gmem.at[page, kv_heads, offset, side])
+        plgpu.copy_smem_to_gmem(values, v_gmem.at[page, kv_heads, offset, side])
     plgpu.wait_smem_to_gmem(0)
 
 

@@ -13,7 +13,7 @@ WRONG = [
     *(("dtype", value) for value in ("float16", "int8", None, 32, np.dtype("float32"))),
     *(("kv_cache_dtype", value) for value in ("int4", "fp8_e5m2", "INT8", 8, None)),
     *(("admission", value) for value in ("pessimistic", None)),
-    *(("kernels", value) for value in ("pallas", {"paged_attention": "reference"})),
+    *(("kernels", value) for value in ("pallas", None, {"attention": "reference"}, ["mosaic"])),
     *(("max_model_len", value) for value in (0, -1, 2.0, "8", True)),
     *(("max_num_seqs", value) for value in (0, -3, 1.5, "1", False)),
     *(("num_gpu_blocks_override", value) for value in (0, -1, "all")),
@@ -49,7 +49,7 @@ WRONG = [
 RIGHT = [
     *(("dtype", value) for value in ("auto", "bfloat16", "float32")),
     *(("kv_cache_dtype", value) for value in ("auto", "bfloat16", "float32")),
-    *(("kernels", value) for value in ("auto", "reference", "mosaic", "simulated")),
+    *(("kernels", value) for value in ("auto", "reference", "mosaic", "rms_norm=xla")),
     *(("kv_cache_dtype", value) for value in ("int8", "fp8", "int8_key_only")),
     *(("block_size", value) for value in (None, 8, 256, 1024)),
     *(("prefill_chunk_tokens", value) for value in (None, 8, 1024)),

@@ -42,7 +42,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, **options: Any) -> tuple[list[int], np.ndarray]:
     with LLM(folder, **OPTIONS, **options) as llm:
-        assert llm.geometry.write_kernel == options["kernels"]
+        if isinstance(options["kernels"], str):
+            assert llm.geometry.write_kernel == options["kernels"]
         params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
         (output,) = llm.generate([{"prompt_token_ids": PROMPT}], params)
         return output.outputs[0].token_ids, np.asarray(llm.logits(PROMPT, decode_from=6))
@@ -53,11 +54,10 @@ def model(wide: Path, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """WIDE, or a model like it of a family that norms the heads of queries and keys."""
     if request.param == "llama":
         return wide
-    sizes = WIDE | {"head_dim": 128}  # the least that the norm's kernel takes
-    config = sizes | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
-    weights, random = random_weights(sizes, std=0.05), np.random.default_rng(4)
+    config = WIDE | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+    weights, random = random_weights(WIDE, std=0.05), np.random.default_rng(4)
     for name in ("q_norm", "k_norm"):
-        scale = 1 + 0.1 * random.normal(size=128)
+        scale = 1 + 0.1 * random.normal(size=64)
         weights[f"model.layers.0.self_attn.{name}.weight"] = scale.astype(np.float32)
     return write_hf_folder(tmp_path, config, weights)
 
@@ -74,9 +74,26 @@ def test_simulated_kernels_give_what_the_reference_gives(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "kernels",
+    [
+        {"rms_norm": "simulated"},
+        pytest.param({"quant_matmul": "simulated", "rms_norm": "xla"}, marks=pytest.mark.slow),
+        pytest.param({"paged_attention": "simulated"}, marks=pytest.mark.slow),
+    ],
+)
+def test_one_op_is_simulated_beside_those_of_a_cpu(wide: Path, kernels: dict[str, str]) -> None:
+    plain, expected = run(wide, kernels={})
+    tokens, logits = run(wide, kernels=kernels)
+    difference = np.linalg.norm(logits - expected) / np.linalg.norm(expected)
+    assert 0 < difference < 0.02  # as above
+    assert tokens == plain
+
+
+@pytest.mark.parametrize(
     ("config", "options", "reason"),
     [
         (WIDE, {"kernels": "mosaic"}, "kernels='mosaic'.*it is for NVIDIA GPUs, this is a cpu"),
+        (WIDE, {"kernels": {"rotate_write": "mosaic"}}, "kernels='rotate_write=mosaic'.*is a cpu"),
         (WIDE, {"kernels": "triton"}, "kernels='triton'.*it is for NVIDIA GPUs, this is a cpu"),
         (TINY_CONFIG, {"kernels": "simulated"}, "kernels='simulated'.*heads have 16 values"),
         (

@@ -1,5 +1,6 @@
 """Kernels are decided for the model and for what drafts for it, before anything is compiled."""
 
+from dataclasses import fields
 from typing import Any
 
 import jax
@@ -9,9 +10,10 @@ import pytest
 from jaxinfer.config.engine_config import EngineConfig
 from jaxinfer.config.expert_config import ExpertConfig
 from jaxinfer.config.geometry import Device, DraftNeeds, Geometry
+from jaxinfer.config.kernel_choice import OPS
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.engine.build import decide_geometry, float_room
-from jaxinfer.engine.kernels import kernel_fallbacks
+from jaxinfer.engine.kernels import kernel_fallbacks, kernels_of_weights
 from jaxinfer.errors import ConfigError
 from jaxinfer.layers.weights import QuantWeight, Weight
 from pallas_kernels.dispatch import HOPPER, Platform
@@ -147,6 +149,166 @@ def test_norms_are_chosen_by_the_rows_that_are_normed() -> None:
     narrow = olmo2(num_heads=4, num_kv_heads=1, head_dim=64)
     with pytest.raises(ConfigError, match="kernels='mosaic'.*rms_norm.*64"):
         decide_geometry(ask, narrow, GPU, platform=HOPPER)
+
+
+def qwen3(**changes: Any) -> ModelConfig:
+    """Heads of 64 are normed, each by itself; the norm's kernel takes multiples of 128."""
+    return model_config(architecture="qwen3", qk_norm=True, **(FITS | changes))
+
+
+@pytest.mark.parametrize("kernels", ["mosaic", "simulated", {"rms_norm": "mosaic"}])
+def test_heads_that_are_normed_as_they_are_written_need_no_kernel_of_the_norm(kernels: Any) -> None:
+    ask = EngineConfig(kernels=kernels)
+    found = decide_geometry(ask, qwen3(), GPU, platform=HOPPER)
+    assert found.norm_kernel == found.residual_kernel == ask.asked_of("rms_norm")
+    assert found.write_kernel in ("mosaic", "simulated")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_cache_dtype": "int8"},
+        {"kernels": {"rotate_write": "reference", "rms_norm": "mosaic"}},
+    ],
+)
+def test_heads_that_the_norm_is_called_with_must_fit_it(options: dict[str, Any]) -> None:
+    """Nothing writes int8 pages at once, so that heads are normed apart."""
+    ask = EngineConfig(**{"kernels": "mosaic", **options})
+    with pytest.raises(ConfigError, match="rms_norm cannot use 'mosaic': rows have 64 values"):
+        decide_geometry(ask, qwen3(), GPU, platform=HOPPER)
+    # Layers that turn nothing are written by XLA, too.
+    unturned = qwen3(layer_ropes=(0, None))
+    with pytest.raises(ConfigError, match="rows have 64 values"):
+        decide_geometry(EngineConfig(kernels="mosaic"), unturned, GPU, platform=HOPPER)
+
+
+def layer_of(*, rounded: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Queries, keys and values of `qwen3`, as shapes; those that are rounded are int8."""
+    rows = {"q": 256, "k": 128, "v": 128}
+    plain = {n: Weight(value=shape(size, 256, dtype=jnp.bfloat16)) for n, size in rows.items()}
+    packed = {name: Weight(value=int8_matrix(rows[name])) for name in rounded}
+    norms = {name: shape(64, dtype=jnp.float32) for name in ("q_norm", "k_norm")}
+    return plain | packed | norms
+
+
+def shape(*lengths: int, dtype: Any) -> Any:
+    return jax.ShapeDtypeStruct(lengths, dtype)
+
+
+def int8_matrix(rows: int) -> QuantWeight:
+    codes, scales = shape(rows, 256, dtype=jnp.int8), shape(1, rows, dtype=jnp.float32)
+    return QuantWeight(codes=codes, scales=scales, bits=8, group=256, kernel="reference")
+
+
+def test_heads_of_matrices_that_are_stored_differently_are_normed_apart() -> None:
+    """Without one product of queries and keys there is nothing that norms as it writes."""
+    ask = EngineConfig(kernels="mosaic")
+    planned = decide_geometry(ask, qwen3(), GPU, platform=HOPPER)
+    alike, mixed = {"layers": [layer_of()]}, {"layers": [layer_of(rounded=("q",))]}
+    assert "qkv" in kernels_of_weights(alike, ask, planned, HOPPER)["layers"][0]
+    for params in (mixed, alike | {"draft": mixed}):
+        with pytest.raises(ConfigError, match="kernels='mosaic'.*rms_norm.*64 values"):
+            kernels_of_weights(params, ask, planned, HOPPER)
+    kernels_of_weights(mixed, EngineConfig(), planned, HOPPER)
+
+
+def chosen(kernels: Any, platform: Platform = HOPPER) -> dict[str, str]:
+    """What is decided otherwise than with "auto"."""
+    device = GPU if platform.kind == "gpu" else CPU
+    both = [
+        vars_of(
+            decide_geometry(EngineConfig(kernels=one), with_experts(128), device, platform=platform)
+        )
+        for one in ("auto", kernels)
+    ]
+    return {name: both[1][name] for name in both[0] if both[0][name] != both[1][name]}
+
+
+def vars_of(geometry: Geometry) -> dict[str, str]:
+    return {one.name: getattr(geometry, one.name) for one in fields(geometry)}
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "changed"),
+    [
+        ("paged_attention", "reference", {"attention_kernel": "reference"}),
+        ("rms_norm", "mosaic", {"norm_kernel": "mosaic"}),
+        ("rms_norm", "xla", {"residual_kernel": "xla"}),
+        ("rotate_write", "reference", {"write_kernel": "reference"}),
+        ("grouped_matmul", "reference", {"expert_kernel": "reference"}),
+        ("quant_matmul", "reference", {}),
+    ],
+)
+def test_what_is_asked_of_one_op_changes_no_other(
+    op: str, name: str, changed: dict[str, str]
+) -> None:
+    assert chosen({op: name}) == changed
+
+
+def test_one_simulated_op_on_a_cpu_takes_bfloat16_and_leaves_the_others() -> None:
+    on_cpu = Platform(kind="cpu")
+    numbers = {"activation_dtype": "bfloat16", "kv_dtype": "bfloat16"}
+    found = chosen({"rms_norm": "simulated"}, on_cpu)
+    assert found == numbers | dict.fromkeys(("norm_kernel", "residual_kernel"), "simulated")
+    assert chosen({"grouped_matmul": "simulated"}, on_cpu) == numbers | {
+        "expert_kernel": "simulated"
+    }
+
+
+@pytest.mark.parametrize("op", [op for op, names in OPS.items() if "mosaic" in names])
+def test_a_kernel_of_another_device_is_refused_of_every_op(op: str) -> None:
+    """Those that fall back where all ops are asked for, too; whether or not the model has any."""
+    ampere = Platform(kind="gpu", compute_capability=(8, 0))
+    for platform, device, said in ((Platform(kind="cpu"), CPU, "a cpu"), (ampere, GPU, "has 8.0")):
+        with pytest.raises(ConfigError, match=f"kernels='{op}=mosaic': {op} cannot use.*{said}"):
+            ask = EngineConfig(kernels=f"{op}=mosaic")
+            decide_geometry(ask, sized(256, 64), device, platform=platform)
+
+
+def test_writes_that_are_asked_for_by_name_do_not_fall_back() -> None:
+    asked: list[Any] = [{"rotate_write": "mosaic"}, {"rotate_write": "simulated"}]
+    for kernels in asked:
+        assert written_by(EngineConfig(kernels=kernels)) == kernels["rotate_write"]
+        with pytest.raises(ConfigError, match="rotate_write cannot use .*pages hold int8"):
+            written_by(EngineConfig(kernels=kernels, kv_cache_dtype="int8"))
+
+
+def test_matrices_have_the_kernel_that_is_asked_of_their_product() -> None:
+    asked = EngineConfig(kernels={"plain_matmul_parts": "reference"})  # type: ignore[arg-type]
+    planned = decide_geometry(asked, qwen3(), GPU, platform=HOPPER)
+    params = {"layers": [{"up": Weight(value=int8_matrix(256)), "down": layer_of()["q"]}]}
+    (layer,) = kernels_of_weights(params, asked, planned, HOPPER)["layers"]
+    assert layer["up"].value.kernel == "mosaic" and layer["down"] == params["layers"][0]["down"]
+    other = EngineConfig(kernels={"quant_matmul": "reference"})  # type: ignore[arg-type]
+    (layer,) = kernels_of_weights(params, other, planned, HOPPER)["layers"]
+    assert layer["up"].value.kernel == "reference" and layer["down"].value.kernel == "mosaic"
+
+
+def test_what_was_not_wanted_is_not_missed() -> None:
+    """An op that is left to XLA by name is not said to have no kernel; the others are."""
+    params = [Weight(value=shape(100, 256, dtype=jnp.bfloat16))]
+    model = model_config(**{**FITS, "head_dim": 80})
+    assert set(fallbacks(model, params)) == {
+        "attention",
+        "rotation and write of keys",
+        "plain matrices",
+    }
+    asked: Any = {"paged_attention": "reference", "plain_matmul_parts": "reference"}
+    assert set(fallbacks(model, params, kernels=asked)) == {"rotation and write of keys"}
+    on_cpu: dict[str, Any] = {"platform": Platform(kind="cpu")}
+    asked = {"plain_matmul_parts": "simulated"}
+    assert set(fallbacks(model, params, kernels=asked, **on_cpu)) == {"plain matrices"}
+
+
+def test_room_for_floats_is_a_matter_of_packed_matrices() -> None:
+    device = Device(platform="gpu", free_bytes=1000)
+    asked: list[tuple[Any, bool]] = [
+        ({"paged_attention": "reference"}, True),
+        ({"quant_matmul": "mosaic"}, False),
+    ]
+    for kernels, has_room in asked:
+        room = float_room(EngineConfig(kernels=kernels), device, HOPPER)
+        assert (room is not None) == has_room
 
 
 def written_by(ask: EngineConfig, platform: Platform = HOPPER, **changes: Any) -> str:

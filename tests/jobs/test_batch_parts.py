@@ -255,6 +255,7 @@ def test_an_engines_fingerprint_is_of_its_arithmetic() -> None:
         {"weights": "dequantized"},
         {"activations": "checkpoint"},
         {"kernels": "reference"},
+        {"kernels": {"quant_matmul": "reference"}},
         {"device": "NVIDIA H200, jax 0.10.2"},
     ]
     assert len({of(), *(of(**one) for one in others)}) == len(others) + 1  # type: ignore[arg-type]
@@ -283,6 +284,9 @@ def test_a_jobs_fingerprint_is_of_what_changes_its_outputs() -> None:
     assert of({}, temperature=0, max_tokens=5) == of({}, max_tokens=5, temperature=0.0)
     assert of({}, stop="x", logit_bias={5: 1}) == of({}, stop=["x"], logit_bias={"5": 1.0})
     assert of({}, stop="x") != of({}, stop="y")
+    asked = {"rms_norm": "xla", "paged_attention": "reference"}
+    assert of({"kernels": asked}) == of({"kernels": "paged_attention=reference,rms_norm=xla"})
+    assert of({"kernels": asked}) != of({"kernels": "rms_norm=xla"})
 
 
 def test_one_name_is_not_its_letters() -> None:

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from jaxinfer.config.engine_config import EngineConfig
+from jaxinfer.config.engine_config import EngineConfig, engine_config
 from jaxinfer.config.sampling_params import SamplingParams
 from jaxinfer.errors import ConfigError
 from jaxinfer.jobs.options import (
@@ -94,6 +94,15 @@ def test_a_mapping_is_given_as_json() -> None:
         done = CliRunner().invoke(app, ["--speculative-config", wrong])
         assert isinstance(done.exception, ConfigError)
         assert f"--speculative-config {wrong}: must be a JSON object" in str(done.exception)
+
+
+def test_kernels_are_asked_for_by_op() -> None:
+    seen: list[dict[str, Any]] = []
+    app = command_with(dict(ENGINE_OPTIONS), seen)
+    arguments = ["--kernels", "rms_norm=xla,paged_attention=mosaic"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    asked = {"paged_attention": "mosaic", "rms_norm": "xla"}
+    assert engine_config(**seen[0]) == EngineConfig(kernels=asked)  # type: ignore[arg-type]
 
 
 def test_false_and_zero_count_as_given() -> None:

@@ -2,7 +2,14 @@
 
 import pytest
 
-from pallas_kernels.dispatch import Platform, current_platform, pick, refuse, why_not_hopper
+from pallas_kernels.dispatch import (
+    Deferred,
+    Platform,
+    current_platform,
+    pick,
+    refuse,
+    why_not_hopper,
+)
 
 
 def reference() -> str:
@@ -41,3 +48,11 @@ def test_kernels_for_hopper_say_what_they_need() -> None:
     assert why_not_hopper(Platform(kind="gpu", compute_capability=(9, 0))) is None
     assert "has 8.0" in str(why_not_hopper(Platform(kind="gpu", compute_capability=(8, 0))))
     assert "is a cpu" in str(why_not_hopper(Platform(kind="cpu")))
+
+
+def test_a_deferred_module_is_imported_at_the_first_call() -> None:
+    absent = Deferred("pallas_kernels.no_such_module").run
+    with pytest.raises(ImportError, match="no_such_module"):
+        absent()
+    assert Deferred("json").dumps([1], indent=None) == "[1]"
+    assert not hasattr(Deferred("json"), "__wrapped__")

@@ -78,3 +78,11 @@ def test_help_is_quick(arguments: list[str]) -> None:
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code"
     )
     assert not loaded & {"jax", "flax", "huggingface_hub", "tokenizers"}
+
+
+def test_no_kernel_of_a_gpu_is_imported_with_the_ops() -> None:
+    ops = ("paged_attention", "quant_matmul", "grouped_matmul", "rms_norm", "rotate_write")
+    loaded = modules_after("\n".join(f"import pallas_kernels.{op}" for op in ops))
+    assert {f"pallas_kernels.{op}.api" for op in ops} <= loaded
+    own = {name for name in loaded if name.startswith("pallas_kernels.")}
+    assert not [name for name in own if name.endswith((".mosaic", ".triton"))]

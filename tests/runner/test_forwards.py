@@ -6,13 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxinfer.cache import init_cache
 from jaxinfer.checkpoint.load import abstract_params
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.models.registry import architecture_named
 from jaxinfer.models.transformer import TokenRows
-from jaxinfer.runner.forwards import draft_logits, run_draft, run_model
+from jaxinfer.runner.forwards import draft_logits, fill_tiles, run_draft, run_model
 from tests.support.records import geometry, model_config
 
 MODEL = model_config(windows=(0, 0))
@@ -37,6 +38,37 @@ def rows(tokens: list[int]) -> TokenRows:
         lengths=jnp.asarray([len(tokens), 0], jnp.int32),  # the second row is empty
         tables=jnp.asarray(tables),
     )
+
+
+def test_rows_that_fill_tiles_change_nothing() -> None:
+    """In 4 rows of 4 tokens the 2 rows of 3 have the same bits, and write the same pages."""
+    params, tokens = random_params(MODEL, 1), rows([4, 9, 2])
+    made = replace(GEOMETRY, layer_groups=(0, 0))
+    plain = run_model(params, init_cache(MODEL, made), tokens, MODEL, made, None)
+    made = replace(made, fills_tiles=True)
+    filled = run_model(params, init_cache(MODEL, made), tokens, MODEL, made, None)
+    for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(filled), strict=True):
+        first = 1 if one.ndim == 4 else 0  # anything may be written to the null page
+        np.testing.assert_array_equal(np.asarray(one)[first:], np.asarray(other)[first:])
+
+
+@pytest.mark.parametrize(
+    ("shape", "filled"),
+    [((4, 5), (4, 8)), ((20, 1), (32, 1)), ((64, 5), (64, 6)), ((3, 5), (4, 8)), ((1, 5), (2, 8))],
+)
+def test_the_fewest_rows_that_are_whole_tiles(
+    shape: tuple[int, int], filled: tuple[int, int]
+) -> None:
+    made = TokenRows(
+        tokens=jnp.ones(shape, jnp.int32),
+        starts=jnp.ones(shape[0], jnp.int32),
+        lengths=jnp.full(shape[0], shape[1], jnp.int32),
+        tables=jnp.ones((1, shape[0], 2), jnp.int32),
+    )
+    found = fill_tiles(made)
+    assert found.tokens.shape == filled and found.tables.shape == (1, filled[0], 2)
+    assert not found.tokens[shape[0] :].any() and not found.tokens[:, shape[1] :].any()
+    assert not found.lengths[shape[0] :].any() and found.starts.shape == filled[:1]
 
 
 def test_logits_are_cut_or_padded_to_the_model_s_vocabulary() -> None:

@@ -42,18 +42,25 @@ def compile_kernels(lowered: Any) -> tuple[Any, list[KernelPlan]]:
     with dumped_kernels() as folder:
         compiled = lowered.compile()
         fresh = read_kernels(folder)
-    hashes = _hashes(compiled.as_text()) or _hashes(lowered.as_text())
-    unknown = [one for one in hashes if one not in _KNOWN_REPORTS]
+    calls = _calls(compiled.as_text()) or _calls(lowered.as_text())
+    unknown = {key: name for key, name in calls.items() if key not in _KNOWN_REPORTS}
     assert len(unknown) == len(fresh), (len(unknown), len(fresh))
-    _KNOWN_REPORTS.update(zip(unknown, fresh, strict=True))
-    return compiled, [_KNOWN_REPORTS[one] for one in hashes]
+    for name in sorted(set(unknown.values())):  # of one name, in the order of their calls
+        keys = [key for key, called in unknown.items() if called == name]
+        found = [one for one in fresh if name in ("", one.name)]
+        _KNOWN_REPORTS.update(zip(keys, found, strict=True))
+    return compiled, [_KNOWN_REPORTS[key] for key in calls]
 
 
-def _hashes(text: str) -> list[str]:
-    """Of the kernels in a program, each once; the compiled one has them in the order in which they
-    were compiled."""
-    found = re.findall(r'kernel_hash = "((?:[^"\\]|\\.)*)"', text)
-    return list(dict.fromkeys(found))
+def _calls(text: str) -> dict[str, str]:
+    """The hashes of the kernels in a program, each with the kernel's name, "" where it is not said:
+    kernels are not compiled in the order in which they are called."""
+    calls: dict[str, str] = {}
+    for line in text.splitlines():
+        if found := re.search(r'kernel_hash = "((?:[^"\\]|\\.)*)"', line):
+            name = re.search(r'op_name="(?:[^"]*/)?(\w+)/mpmd_map"', line)
+            calls.setdefault(found.group(1), name.group(1) if name else "")
+    return calls
 
 
 def compile_kernel(function: Callable[..., Any], *shapes: Any) -> KernelPlan:

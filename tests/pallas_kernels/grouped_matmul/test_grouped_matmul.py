@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pallas_kernels.dispatch import Platform
 from pallas_kernels.grouped_matmul import grouped_matmul, mosaic, resolve_implementation
@@ -29,11 +31,9 @@ def counts_of(case: Case) -> np.ndarray:
     return np.resize(np.array(case.counts, np.int32), case.groups)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "simulated"])
-@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-def test_equals_float64(case: Case, implementation: str) -> None:
+def check(case: Case, implementation: str, seed: int = 0) -> None:
     """Rows that are not wanted hold NaN, and so do matrices of groups without any."""
-    random, counts = np.random.default_rng(0), counts_of(case)
+    random, counts = np.random.default_rng(seed), counts_of(case)
     x = jnp.asarray(random.normal(size=(case.groups, case.rows, case.inputs)), jnp.bfloat16)
     shape = (case.groups, case.outputs, case.inputs)
     matrices = jnp.asarray(random.normal(size=shape), jnp.bfloat16)
@@ -45,6 +45,42 @@ def test_equals_float64(case: Case, implementation: str) -> None:
     assert found.dtype == jnp.float32 and found.shape == exact.shape
     difference = np.linalg.norm((np.asarray(found, np.float64) - exact)[wanted])
     assert difference <= KERNELS["float32"] * np.linalg.norm(exact[wanted])
+
+
+@pytest.mark.parametrize("implementation", ["reference", "simulated"])
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_equals_float64(case: Case, implementation: str) -> None:
+    check(case, implementation)
+
+
+def check_any(counts: list[int], sizes: tuple[int, int, int], seed: int) -> None:
+    tiles, steps, outputs = sizes
+    given = {"groups": len(counts), "rows": 64 * tiles, "inputs": 64 * steps, "outputs": outputs}
+    check(Case(name="any", counts=tuple(counts), **given), "simulated", seed)
+
+
+COUNTS, OUTPUTS = st.integers(0, 64), st.sampled_from([64, 96, 128, 192, 320])
+
+
+@settings(max_examples=2, derandomize=True, deadline=None, database=None)
+@given(
+    st.lists(COUNTS, min_size=1, max_size=3),
+    st.tuples(st.just(1), st.integers(1, 9), OUTPUTS),
+    st.integers(0, 99),
+)
+def test_any_shape(counts: list[int], sizes: tuple[int, int, int], seed: int) -> None:
+    check_any(counts, sizes, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, derandomize=True, deadline=None, database=None)
+@given(
+    st.lists(st.integers(0, 128), min_size=1, max_size=5),
+    st.tuples(st.just(2), st.integers(1, 20), OUTPUTS),
+    st.integers(0, 99),
+)
+def test_any_larger_shape(counts: list[int], sizes: tuple[int, int, int], seed: int) -> None:
+    check_any(counts, sizes, seed)
 
 
 def choose(rows: int = 64, outputs: int = 768, inputs: int = 2048, dtype: str = "bfloat16") -> str:

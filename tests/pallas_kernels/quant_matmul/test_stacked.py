@@ -8,24 +8,35 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pallas_kernels.quant_matmul import mosaic, quant_matmul, stacked_quant_matmul
+from pallas_kernels.quant_matmul.cases import STACKED_CASES, WHOLE_ROW
+from pallas_kernels.quant_matmul.cases import Case as StackCase
 from tests.pallas_kernels.quant_matmul.packed import Case, make_case
 from tests.support.aot import compile_kernels, needs_aot, on_target
 from tests.support.tolerances import KERNELS
 
-COUNTS = np.array([3, 0, 20], np.int32)
-KINDS = [("int4", "none", 128), ("int4", "zeros", 32), ("int8", "offsets", 64)]
+SIMULATED = [
+    pytest.param(case, marks=pytest.mark.slow if case.tier == "slow" else (), id=case.name)
+    for case in STACKED_CASES
+    if case.tier != "bench"
+]
+QUICK = [case for case in STACKED_CASES if case.tier == "quick"]
 
 
-def make_stack(kind: str, addend: str, group: int) -> tuple[list[Case], np.ndarray]:
-    """Three matrices [64, 256], and 20 rows for each."""
-    options: dict[str, Any] = {"addend": addend, "shape": (64, 256), "group": group}
+def make_stack(case: StackCase) -> tuple[list[Case], np.ndarray]:
+    """The matrices, and rows for each."""
+    options: dict[str, Any] = {"group": case.group, "out_group": case.out_group}
+    options |= {"addend": case.addend, "shape": (case.outputs, case.columns)}
+    dtype = ml_dtypes.bfloat16 if case.scales == "bfloat16" else np.dtype(case.scales)
+    count = len(case.counts)
     cases = [
-        make_case(kind, scale_dtype=ml_dtypes.bfloat16, seed=seed, **options) for seed in range(3)
+        make_case(case.codes, scale_dtype=dtype, seed=seed, **options) for seed in range(count)
     ]
-    x = np.random.default_rng(9).normal(size=(3, 20, 256)).astype(ml_dtypes.bfloat16)
-    return cases, x
+    x = np.random.default_rng(9).normal(size=(count, case.rows, case.columns))
+    return cases, x.astype(ml_dtypes.bfloat16)
 
 
 def arrays_of(cases: list[Case]) -> dict[str, jax.Array]:
@@ -35,62 +46,78 @@ def arrays_of(cases: list[Case]) -> dict[str, jax.Array]:
     }
 
 
-@pytest.mark.parametrize(("kind", "addend", "group"), KINDS)
-def test_the_reference_is_each_of_them(kind: str, addend: str, group: int) -> None:
-    cases, x = make_stack(kind, addend, group)
+def counts_of(case: StackCase) -> jax.Array:
+    return jnp.asarray(case.counts, jnp.int32)
+
+
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
+def test_the_reference_is_each_of_them(case: StackCase) -> None:
+    cases, x = make_stack(case)
     found = stacked_quant_matmul(
-        jnp.asarray(x), counts=jnp.asarray(COUNTS), **arrays_of(cases), group=group
+        jnp.asarray(x), counts=counts_of(case), **arrays_of(cases), group=case.group
     )
-    for number, case in enumerate(cases):
-        one = {name: value for name, value in case.arguments().items() if name != "out_group"}
-        expected = quant_matmul(jnp.asarray(x[number]), **one)
+    for number, one in enumerate(cases):
+        expected = quant_matmul(jnp.asarray(x[number]), **one.arguments())
         np.testing.assert_allclose(np.asarray(found[number]), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "addend", "group"), KINDS)
-def test_simulated_equals_float64(kind: str, addend: str, group: int) -> None:
-    """Rows and scales that nobody wants are NaN."""
-    cases, x = make_stack(kind, addend, group)
-    wanted = np.arange(20)[None] < COUNTS[:, None]
+def check(case: StackCase) -> None:
+    """Rows that nobody wants are NaN, and so are scales of matrices of which no row is wanted."""
+    cases, x = make_stack(case)
+    counts = np.array(case.counts)
+    wanted = np.arange(case.rows)[None] < counts[:, None]
     arrays = arrays_of(cases)
-    arrays["scales"] = arrays["scales"].at[1].set(jnp.nan)
+    arrays["scales"] = jnp.where((counts > 0)[:, None, None], arrays["scales"], jnp.nan)
     rows = jnp.where(wanted[:, :, None], jnp.asarray(x), jnp.nan)
-    run = functools.partial(stacked_quant_matmul, group=group, implementation="simulated")
-    found = np.asarray(jax.jit(run)(rows, counts=jnp.asarray(COUNTS), **arrays), np.float64)
-    assert found.shape == (3, 20, 64)
-    matrices = np.stack([case.matrix for case in cases]).astype(np.float64)
+    options: dict[str, Any] = {"group": case.group, "out_group": case.out_group}
+    run = functools.partial(stacked_quant_matmul, **options, implementation="simulated")
+    found = np.asarray(jax.jit(run)(rows, counts=counts_of(case), **arrays), np.float64)
+    matrices = np.stack([one.matrix for one in cases]).astype(np.float64)
     exact = np.einsum("xci,xoi->xco", x.astype(np.float64), matrices)
+    assert found.shape == exact.shape and np.isfinite(found[wanted]).all()
     difference = np.linalg.norm((found - exact)[wanted])
     assert difference <= KERNELS["float32"] * np.linalg.norm(exact[wanted])
 
 
+@pytest.mark.parametrize("case", SIMULATED)
+def test_simulated_equals_float64(case: StackCase) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@settings(max_examples=20, derandomize=True, deadline=None, database=None)
+@given(
+    st.sampled_from(["int4", "int8"]),
+    st.sampled_from(["none", "zeros", "offsets"]),
+    st.sampled_from([16, 32, 64, 128, WHOLE_ROW]),
+    st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    st.tuples(st.integers(1, 2), st.integers(1, 5)),
+)
+def test_any_shape(
+    codes: Any, addend: Any, group: int, counts: list[int], blocks: tuple[int, int]
+) -> None:
+    sizes = {"rows": max(1, *counts, 1), "outputs": 64 * blocks[0], "columns": 128 * blocks[1]}
+    options: dict[str, Any] = {"addend": addend, "group": group, "counts": tuple(counts)}
+    check(StackCase(name="any", codes=codes, **sizes, **options))
+
+
 @needs_aot
 @pytest.mark.parametrize(
-    ("codes", "group", "addend", "shape"),
-    [
-        ("int8", 32, "none", (32, 16, 2880, 2880)),  # gpt-oss in decode
-        ("int4", 128, "none", (128, 16, 768, 2048)),  # Qwen3-30B-A3B
-        ("int4", 128, "zeros", (8, 64, 14336, 4096)),  # Mixtral
-    ],
+    "case", [one for one in STACKED_CASES if one.tier == "bench"], ids=lambda case: case.name
 )
-def test_compiled_for_the_h200(
-    codes: str,
-    group: int,
-    addend: str,
-    shape: tuple[int, int, int, int],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_compiled_for_the_h200(case: StackCase, capsys: pytest.CaptureFixture[str]) -> None:
     """Without spills, and without a decoded matrix in memory."""
-    (count, rows, outputs, columns), array = shape, jax.ShapeDtypeStruct
-    width, dtype = (columns // 2, jnp.uint8) if codes == "int4" else (columns, jnp.int8)
+    count, rows, array = len(case.counts), case.rows, jax.ShapeDtypeStruct
+    outputs, columns, group = case.outputs, case.columns, case.group
+    width, dtype = (columns // 2, jnp.uint8) if case.codes == "int4" else (columns, jnp.int8)
     shapes = {
         "x": array((count, rows, columns), jnp.bfloat16),
         "codes": array((count, outputs, width), dtype),
         "scales": array((count, columns // group, outputs), jnp.bfloat16),
         "counts": array((count,), jnp.int32),
     }
-    if addend != "none":
-        shapes[addend] = array((count, columns // group, outputs), jnp.int8)
+    if case.addend != "none":
+        shapes[case.addend] = array((count, columns // group, outputs), jnp.int8)
     run = functools.partial(mosaic.stacked_quant_matmul, group=group)
     lowered = jax.jit(lambda arrays: run(**arrays)).lower(on_target("h200", shapes))
     compiled, reports = compile_kernels(lowered)
@@ -98,4 +125,4 @@ def test_compiled_for_the_h200(
     assert reports[0].shared_bytes <= 227 * 1024
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * count * rows * outputs * 4
     with capsys.disabled():
-        print(f"\n{shape}: {reports[0].registers} registers, {reports[0].shared_bytes:,} bytes")
+        print(f"\n{case.name}: {reports[0].registers} registers, {reports[0].shared_bytes:,} bytes")

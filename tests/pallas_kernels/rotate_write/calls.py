@@ -33,6 +33,27 @@ def make_call(case: Case, seed: int = 0) -> tuple[list[Any], dict[str, Any]]:
     return [*arrays, norms], {"num_heads": case.num_heads, "eps": EPS}
 
 
+def poisoned(arrays: list[Any], real: list[int], seed: int = 0) -> list[Any]:
+    """The call with NaN of random bits in all pages, and with NaN in the place of every token that
+    is not real; those go to the first place of the null page."""
+    parts, k_pages, v_pages, cos, sin, pages, offsets, norms = arrays
+    random = np.random.default_rng(seed)
+    is_real = np.isin(np.arange(parts.shape[1]), real)
+
+    def of_nan(one: Any) -> Any:
+        bits = random.integers(0x7F81, 0x8000, one.shape) | random.integers(0, 2, one.shape) << 15
+        return jnp.asarray(bits.astype(np.uint16).view(ml_dtypes.bfloat16))
+
+    return [
+        jnp.where(is_real[None, :, None], parts, jnp.nan),
+        of_nan(k_pages),
+        of_nan(v_pages),
+        *(jnp.where(is_real[:, None], one, jnp.nan) for one in (cos, sin)),
+        *(jnp.where(is_real, one, 0) for one in (pages, offsets)),
+        norms,
+    ]
+
+
 def exact(arrays: list[Any], num_heads: int, eps: float) -> list[np.ndarray]:
     parts, *pages, cos, sin, page, offset = (np.asarray(one, np.float64) for one in arrays[:-1])
     num_kv_heads, head_dim = pages[0].shape[1], pages[0].shape[3]
