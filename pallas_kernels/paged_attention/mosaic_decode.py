@@ -37,6 +37,7 @@ from pallas_kernels.paged_attention.mosaic_blocks import (
 from pallas_kernels.paged_attention.mosaic_codes import (
     FLOATS,
     INT8,
+    WIDENING_REGISTERS,
     Side,
     code_scratch,
     head_factor,
@@ -293,7 +294,13 @@ def _decode_kernel(
                 pl.when(this_group == 0)(copy)
         plgpu.wait_smem_to_gmem(0)
 
+    # One computing warpgroup has enough registers; two are given some of the one that widens.
+    is_short = num_scales > 0 and num_groups > 1
+
     def attend() -> None:
+        if is_short:
+            plgpu.set_max_registers(WIDENING_REGISTERS[0], action="increase")
+
         @pl.when(this_group == 0)
         def _start() -> None:
             for query, (rows, heads) in enumerate(lying):
@@ -316,8 +323,13 @@ def _decode_kernel(
     is_reader = this_group < num_groups if num_scales else True
     if num_scales:
         place = (row, head, last_page_of(end, shape))
-        bring = functools.partial(widen_blocks, sides, table_gmem, place, (first, last), shape)
-        pl.when(is_busy & (this_group == num_groups))(bring)
+
+        @pl.when(is_busy & (this_group == num_groups))
+        def _bring() -> None:
+            if is_short:
+                plgpu.set_max_registers(WIDENING_REGISTERS[1], action="decrease")
+            widen_blocks(sides, table_gmem, place, (first, last), shape)
+
     pl.when(is_busy & is_reader)(attend)
     if num_splits == 1:  # else a split without keys is left out of the merge
         is_idle = jnp.logical_not(is_busy) & is_reader
