@@ -35,8 +35,6 @@ from pallas_kernels.paged_attention.pages import (
 from pallas_kernels.paged_attention.tiles import BLOCK_ROWS, DecodeTiles, PrefillTiles
 
 FLOATS, INT8, FP8 = "floats", "int8", "fp8"
-# Registers of a thread that computes and of one that widens codes, where two warpgroups compute.
-WIDENING_REGISTERS = (216, 72)
 _CODES = {INT8: jnp.int8, FP8: jnp.float8_e4m3fn}
 _CODE_LAYOUT = plgpu.Layout.WGMMA_UPCAST_2X  # four codes side by side in a register
 _KEY_COLUMNS = WGMMA.reduce(0)

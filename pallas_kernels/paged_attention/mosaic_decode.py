@@ -37,7 +37,6 @@ from pallas_kernels.paged_attention.mosaic_blocks import (
 from pallas_kernels.paged_attention.mosaic_codes import (
     FLOATS,
     INT8,
-    WIDENING_REGISTERS,
     Side,
     code_scratch,
     head_factor,
@@ -55,6 +54,8 @@ from pallas_kernels.paged_attention.pages import Pages
 from pallas_kernels.paged_attention.tiles import BLOCK_ROWS, DecodeTiles
 
 ROW_STEP = 8  # rows of one tile in shared memory
+# Of a computing thread and of one that widens codes, where two warpgroups compute.
+WIDENING_REGISTERS = (216, 72)
 
 
 def decode_attention(
@@ -223,7 +224,7 @@ def _decode_kernel(
     first = jnp.maximum(first, this * (split // keys))
     last = jnp.minimum(last, (this + 1) * (split // keys))
     is_busy = (lengths_gmem[row] > 0) & (first < last)
-    k_factor, v_factor = (head_factor(side, head) for side in sides)
+    k_factor = head_factor(sides[0], head)
     # Rows of a tile, and heads, of each query token.
     lying = [
         (pl.ds(query * group, group), pl.ds(head * group, group)) for query in range(num_queries)
@@ -315,7 +316,7 @@ def _decode_kernel(
 
         plgpu.barrier_wait(q_ready)
         softmax = lax.fori_loop(first, last, step, empty_softmax(shape))
-        softmax = scaled_result(softmax, v_factor)
+        softmax = scaled_result(softmax, head_factor(sides[1], head))
         if has_sinks:
             softmax = sunk_softmax(softmax, load(sinks_smem[0], WGMMA_ROWS, shape.interpret))
         store([normalized(softmax)] if num_splits == 1 else softmax)

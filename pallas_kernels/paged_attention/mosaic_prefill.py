@@ -37,7 +37,6 @@ from pallas_kernels.paged_attention.mosaic_blocks import (
 )
 from pallas_kernels.paged_attention.mosaic_codes import (
     INT8,
-    WIDENING_REGISTERS,
     Side,
     code_scratch,
     head_factor,
@@ -56,6 +55,7 @@ from pallas_kernels.paged_attention.tiles import BLOCK_ROWS, PrefillTiles
 COMPUTE_GROUPS = 2
 # Registers of a computing and a copying thread; (2 · 232 + 40) · 128 is what a multiprocessor has.
 REGISTERS = (232, 40)
+WIDENING_REGISTERS = (216, 72)  # where the copying warpgroup widens codes
 
 
 def prefill_attention(
