@@ -39,8 +39,6 @@ from pallas_kernels.triton_compat import why_not_triton
 
 Models = tuple[ModelConfig, ModelConfig | None]
 
-PRODUCTS = ("quant_matmul", "plain_matmul_parts", "coded_matmul_parts")  # ops of the layers
-
 _HEAD_NORMS = ("q_norm", "k_norm")
 _NO_KERNELS = ("reference", "xla", "row_groups")
 # What is said of matrices → the op that multiplies with them.
@@ -91,7 +89,7 @@ def decide_kernels(
                 choose_expert_kernel(ask.asked_of("grouped_matmul"), planned, one, platform)
                 for one in [each for each in models if each.experts] or [model]
             ),
-            fills_tiles=any(_has_tiles(ask.asked_of(op), platform) for op in PRODUCTS),
+            fills_tiles=any(_has_tiles(ask.asked_of(op), platform) for op in _PRODUCTS.values()),
         )
 
 
