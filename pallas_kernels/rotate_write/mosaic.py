@@ -161,8 +161,8 @@ def _call(inputs: list[jax.Array], halves: list[jax.Array], heads: _Heads) -> li
         out_type=jax.ShapeDtypeStruct(
             (num_tokens, heads.splits * heads.num_heads, 2, half), jnp.bfloat16
         ),
-        grid=(num_tokens, heads.splits),
-        grid_names=("token", "split"),
+        grid=(heads.splits, num_tokens),  # the last axis may have more than 65,535 programs
+        grid_names=("split", "token"),
         scratch_types=[
             plgpu.SMEM((2, _part_rows(heads.num_parts, heads.count), half), jnp.float32),
             plgpu.SMEM((angles, half), jnp.float32),
