@@ -257,8 +257,9 @@ def _draw_packed(
     # Else the head's product fills its rows up and cuts the logits: a copy, small for few rows.
     if geometry.fills_tiles and num_rows > block_rows(num_rows, config.vocab_size):
         missing = filled_rows(num_rows) - num_rows
+        # By the last row again, which asks for nothing new: zeros would, for log-probabilities.
         hidden, drawing = jax.tree.map(
-            lambda leaf: jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)),
+            lambda leaf: jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1), mode="edge"),
             (hidden, drawing),
         )
     drawn = draw(

@@ -7,13 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxinfer.cache import init_cache
 from jaxinfer.models.registry import architecture_named
 from jaxinfer.models.spec import Leaf
+from jaxinfer.runner import steps
 from jaxinfer.runner.batch import VerifyBatch
 from jaxinfer.runner.steps import verify_step
-from jaxinfer.sampling.draw import block_rows
+from jaxinfer.sampling.draw import Drawn, block_rows, draw
+from jaxinfer.sampling.logits import SamplingRows
 from tests.sampling.rows import seats
 from tests.support.records import geometry, model_config
 
@@ -69,3 +72,24 @@ def test_a_step_that_fills_tiles_draws_the_same_bits() -> None:
     jax.tree.map(np.testing.assert_array_equal, plain_state, filled_state)
     for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(filled), strict=True):
         np.testing.assert_array_equal(one[1:], other[1:])  # but for the null page
+
+
+def test_draws_that_fill_tiles_ask_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a step of greedy rows would sort all logits for the log-probabilities of nobody."""
+    seen: list[SamplingRows] = []
+
+    def watched(logits: jax.Array, rows: SamplingRows, *others: Any, **options: Any) -> Drawn:
+        seen.append(rows)
+        return draw(logits, rows, *others, **options)
+
+    def asked(*arrays: Any) -> SamplingRows:
+        verify_step(*arrays, CONFIG, made)
+        return seen.pop()
+
+    monkeypatch.setattr(steps, "draw", watched)
+    made, (state, batch) = replace(GEOMETRY, fills_tiles=True), verify_batch()
+    rows = jax.jit(asked)(random_params(), init_cache(CONFIG, made), state, batch)
+    behind = jax.tree.map(lambda leaf: np.asarray(leaf)[12:], rows)
+    assert behind.temperature.shape == (4,)
+    assert not (behind.temperature > 0).any() and (behind.num_logprobs < 0).all()
+    assert (behind.top_p == 1).all() and not behind.seated.any()
