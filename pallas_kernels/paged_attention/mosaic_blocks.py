@@ -3,6 +3,7 @@
 The softmax runs in powers of two: scores are multiplied by log2(e) once.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ LOWEST_PEAK = -1e29
 LOG2_E = math.log2(math.e)
 WGMMA = plgpu.Layout.WGMMA
 WGMMA_ROWS = plgpu.Layout.WGMMA.reduce(1)
+_ERASED_COLUMNS = 64  # at once: more would spill beside the weights and the sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +172,9 @@ def erase_unseen(v_smem: Any, first_key: Any, start: Any, end: Any, shape: Block
 
     @pl.when(has_unseen)
     def _erase() -> None:
-        for first in range(0, shape.block_keys, BLOCK_ROWS):
-            part = v_smem.at[pl.ds(first, BLOCK_ROWS)]
+        columns = range(0, v_smem.shape[1], _ERASED_COLUMNS)
+        for first, column in itertools.product(range(0, shape.block_keys, BLOCK_ROWS), columns):
+            part = v_smem.at[pl.ds(first, BLOCK_ROWS), pl.ds(column, _ERASED_COLUMNS)]
             values = load(part, WGMMA, shape.interpret)
             positions = iota(values.shape, 0, WGMMA, shape.interpret) + (first_key + first)
             held = positions < end

@@ -171,14 +171,12 @@ def test_two_decode_programs_share_a_multiprocessor() -> None:
 def compile_merge(head_dim: int, num_splits: int, *, has_sinks: bool) -> KernelPlan:
     """8 rows of 2 kv heads with 4 query heads each; peaks and totals are filled up to 8."""
     shape = jax.ShapeDtypeStruct
-    stats = shape((8, 2, num_splits, 8), jnp.float32)
     weighted = shape((8, 2, num_splits, 4, head_dim), jnp.float32)
-    parts = Softmax(weighted, stats, stats)  # type: ignore
+    stats = shape((8, 2, num_splits, 8), jnp.float32)
     sinks = shape((2, BLOCK_ROWS), jnp.float32) if has_sinks else None
-    integers = shape((8,), jnp.int32)
+    arrays = (Softmax(weighted, stats, stats), sinks, *[shape((8,), jnp.int32)] * 2)  # type: ignore
     sizes = {"split": 1024, "num_queries": 1, "group": 4}
-    run = functools.partial(merge_splits, **sizes, interpret=False)
-    return compile_kernel(run, parts, sinks, integers, integers)
+    return compile_kernel(functools.partial(merge_splits, **sizes, interpret=False), *arrays)
 
 
 @needs_aot

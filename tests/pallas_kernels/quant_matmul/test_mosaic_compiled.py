@@ -106,17 +106,18 @@ def test_every_choice_compiles_without_spills(
     codes: str, addend: str, is_stack: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every tile choice with groups of 128; the defaults with every size of group, and with scales
-    of other types."""
+    of other types in the smallest and the usual ones."""
     rows, has_addend = {}, addend != "none"
     choices = tile_choices(BITS[codes], MOST_BYTES, has_addend=has_addend)
     calls: list[tuple[int, QuantTiles, Any]] = [(128, one, jnp.bfloat16) for one in choices]
     for group, size in itertools.product((16, 32, 64, COLUMNS), ROW_CHOICES):
         tiles = quant_tiles(size, group=group, has_addend=has_addend)
         calls.append((group, tiles, jnp.bfloat16))
-    for size, scales in itertools.product(ROW_CHOICES, (jnp.float16, jnp.float32)):
-        tiles = quant_tiles(size, has_addend=has_addend)
+    for group, size in itertools.product((16, 128), ROW_CHOICES):
+        tiles = quant_tiles(size, group=group, has_addend=has_addend)
         assert tiles in choices
-        calls += [] if is_stack else [(128, tiles, scales)]
+        types = () if is_stack else (jnp.float16, jnp.float32)
+        calls += [(group, tiles, scales) for scales in types]
     for group, tiles, scales in calls:
         options = {"scales": scales, "is_stack": is_stack}
         found = compile_call(codes, addend, group, tiles, **options)[1]
