@@ -112,8 +112,7 @@ def rotate_write(
     _check({"cos": cos, "k_pages": k_pages, "v_pages": v_pages}, num_heads)
     num_kv_heads, half = k_pages.shape[1], k_pages.shape[3] // 2
     count, splits = num_heads + 2 * num_kv_heads, _splits(num_heads, num_kv_heads)
-    rows = _part_rows(parts.shape[0], count // splits)
-    if 2 * rows * half * 4 > MAX_SHARED_BYTES:
+    if 2 * half * 4 * _part_rows(parts.shape[0], count // splits) > MAX_SHARED_BYTES:
         parts = functools.reduce(jnp.add, list(parts))[None]
     heads = _Heads(
         num_heads=num_heads // splits,
