@@ -39,8 +39,6 @@ from pallas_kernels.triton_compat import why_not_triton
 
 Models = tuple[ModelConfig, ModelConfig | None]
 
-PRODUCTS = ("quant_matmul", "plain_matmul_parts", "coded_matmul_parts")  # ops of the layers
-
 _HEAD_NORMS = ("q_norm", "k_norm")
 _NO_KERNELS = ("reference", "xla", "row_groups")
 # What is said of matrices → the op that multiplies with them.
@@ -91,7 +89,7 @@ def decide_kernels(
                 choose_expert_kernel(ask.asked_of("grouped_matmul"), planned, one, platform)
                 for one in [each for each in models if each.experts] or [model]
             ),
-            fills_tiles=any(_has_tiles(ask.asked_of(op), platform) for op in PRODUCTS),
+            fills_tiles=dtype == "bfloat16" and _has_tiles(ask, platform),
         )
 
 
@@ -255,10 +253,12 @@ def _write_call(planned: Geometry, model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _has_tiles(wanted: str, platform: Platform) -> bool:
+def _has_tiles(ask: EngineConfig, platform: Platform) -> bool:
     """Whether a product is asked of a kernel whose tiles of rows are always whole."""
-    where = HOPPER if wanted == "simulated" else platform
-    return wanted in OF_HOPPER and not why_not_hopper(where)
+    asked = [ask.asked_of(op) for op in ("quant_matmul", "plain_matmul_parts")]
+    if "simulated" in asked:
+        return True
+    return not why_not_hopper(platform) and any(name in OF_HOPPER for name in asked)
 
 
 def _of_all(kernels: Iterable[str], otherwise: str = "reference") -> str:

@@ -16,13 +16,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxinfer.cache import PagedKV, join_caches, split_cache
 from jaxinfer.config.geometry import Geometry
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.models.registry import architecture_named
 from jaxinfer.models.transformer import TokenRows, logits
-from pallas_kernels.quant_matmul.tiles import filled_rows
+from pallas_kernels.paged_attention.tiles import is_decode
+from pallas_kernels.quant_matmul.tiles import ROW_CHOICES
 
 
 def run_model(
@@ -66,27 +68,29 @@ def _forward(
     params: Any, cache: PagedKV, rows: TokenRows, config: ModelConfig, geometry: Geometry
 ) -> tuple[jax.Array, PagedKV]:
     """A model over the rows; where kernels multiply, over whole tiles of them."""
+    if geometry.fills_tiles:
+        filled = fill_tiles(rows, config.num_heads // config.num_kv_heads)
+    else:
+        filled = rows
     run = architecture_named(config.architecture).forward
-    if not geometry.fills_tiles:
-        return run(params, cache, rows, config, geometry)
+    hidden, cache = run(params, cache, filled, config, geometry)
     num_rows, num_queries = rows.tokens.shape
-    hidden, cache = run(params, cache, fill_tiles(rows), config, geometry)
     return hidden[:num_rows, :num_queries], cache
 
 
-def fill_tiles(rows: TokenRows) -> TokenRows:
+def fill_tiles(rows: TokenRows, group: int) -> TokenRows:
     """The rows with tokens that nobody wants behind them, up to whole tiles of the products.
 
     Else every product of every layer would fill its rows up and cut its result, each a launch. A
     row's tokens stay first; its length leaves the others out, and whole rows are empty.
 
     Example: 4 rows of 5 tokens (20, tiles of 32) → 4 rows of 8; 20 rows of 1 → 32 rows.
+
+    Args:
+        group: query heads of a kv head.
     """
-    num_rows, num_queries = rows.tokens.shape
-    more_rows, more_queries = (
-        wanted - held
-        for wanted, held in zip(_tiled_shape(num_rows, num_queries), rows.tokens.shape, strict=True)
-    )
+    shape = rows.tokens.shape
+    more_rows, more_queries = np.subtract(_tiled_shape(*shape, group), shape)
     return TokenRows(
         tokens=jnp.pad(rows.tokens, ((0, more_rows), (0, more_queries))),
         starts=jnp.pad(rows.starts, (0, more_rows)),
@@ -95,14 +99,21 @@ def fill_tiles(rows: TokenRows) -> TokenRows:
     )
 
 
-def _tiled_shape(num_rows: int, num_queries: int) -> tuple[int, int]:
-    """The fewest rows and tokens a row, no less than these, that are whole tiles together."""
-    total = filled_rows(num_rows * num_queries)
-    while True:
+def _tiled_shape(num_rows: int, num_queries: int, group: int) -> tuple[int, int]:
+    """The fewest rows and tokens a row, no less than these, that are whole tiles together.
+
+    As they are where there are more than one tile holds (XLA multiplies floats then), or where
+    attention would change its kernel, and so the order of its sums.
+    """
+    count = num_rows * num_queries
+    if count > ROW_CHOICES[-1]:
+        return num_rows, num_queries
+    decodes = is_decode(num_queries, group, 1)
+    for total in (size for size in ROW_CHOICES if size >= count):
         for queries in range(num_queries, total // num_rows + 1):
-            if total % queries == 0:
+            if total % queries == 0 and is_decode(queries, group, 1) == decodes:
                 return total // queries, queries
-        total = filled_rows(total + 1)
+    return num_rows, num_queries
 
 
 def draft_logits(params: Any, hidden: jax.Array, draft: ModelConfig, vocab_size: int) -> jax.Array:

@@ -29,7 +29,7 @@ from jaxinfer.models.transformer import TokenRows, logits
 from jaxinfer.runner.batch import DecodeBatch, PrefillBatch, VerifyBatch
 from jaxinfer.runner.forwards import draft_logits, run_draft, run_model
 from jaxinfer.sampling.accept import count_accepted
-from jaxinfer.sampling.draw import PACKED_COLUMNS, draw, pack, score
+from jaxinfer.sampling.draw import PACKED_COLUMNS, block_rows, draw, pack, score
 from jaxinfer.sampling.logits import SamplingRows
 from jaxinfer.sampling.slot_state import (
     Ahead,
@@ -254,10 +254,12 @@ def _draw_packed(
     geometry: Geometry,
 ) -> jax.Array:
     num_rows = hidden.shape[0]
-    if geometry.fills_tiles:  # or the head's product would, and cut the logits: one copy more
+    # Else the head's product fills its rows up and cuts the logits: a copy, small for few rows.
+    if geometry.fills_tiles and num_rows > block_rows(num_rows, config.vocab_size):
         missing = filled_rows(num_rows) - num_rows
+        # By the last row again, which asks for nothing new: zeros would, for log-probabilities.
         hidden, drawing = jax.tree.map(
-            lambda leaf: jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)),
+            lambda leaf: jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1), mode="edge"),
             (hidden, drawing),
         )
     drawn = draw(

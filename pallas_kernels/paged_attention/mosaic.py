@@ -16,12 +16,12 @@ from pallas_kernels.paged_attention.mosaic_decode import decode_attention
 from pallas_kernels.paged_attention.mosaic_prefill import prefill_attention
 from pallas_kernels.paged_attention.pages import Pages, code_array
 from pallas_kernels.paged_attention.tiles import (
-    BLOCK_ROWS,
     HEAD_DIMS,
     MAX_COLUMNS,
     DecodeTiles,
     PrefillTiles,
     decode_tiles,
+    is_decode,
     prefill_tiles,
 )
 
@@ -50,11 +50,6 @@ def _why_not_arrays(shapes: Shapes, dtypes: Dtypes) -> str | None:
         what = "int8 pages" if least == MIN_SCALED_TOKENS else "pages"
         return f"{what} hold {page_tokens} tokens; it takes powers of two from {least}"
     return None
-
-
-def is_decode(num_queries: int, num_heads: int, num_kv_heads: int) -> bool:
-    """Whether a call goes to the decode kernel: the query rows of a kv head fit in one tile."""
-    return num_queries * (num_heads // num_kv_heads) <= BLOCK_ROWS
 
 
 def paged_attention(

@@ -110,6 +110,55 @@ def _lay_in_tiles(lying_smem: Any, tiled_smem: Any, interpret: bool) -> None:
     plgpu.commit_smem()
 
 
+def _places_of_queries(num_queries: int, group: int, head: Any) -> list[tuple[Any, Any]]:
+    """Of each query token, its rows of a tile and its heads among all."""
+    return [
+        (pl.ds(query * group, group), pl.ds(head * group, group)) for query in range(num_queries)
+    ]
+
+
+def _read_queries(
+    q_gmem: Any, lying_smem: Any, copied: Any, row: Any, lying: list[tuple[Any, Any]]
+) -> None:
+    """Starts a copy of each query token's heads."""
+    for query, (rows, heads) in enumerate(lying):
+        plgpu.copy_gmem_to_smem(q_gmem.at[row, query, heads], lying_smem.at[rows], copied)
+
+
+def _write_output(
+    out_smem: Any, out_gmem: Any, row: Any, lying: list[tuple[Any, Any]], columns: Any
+) -> None:
+    """Starts a copy of a warpgroup's columns of each query token's heads."""
+    for query, (rows, heads) in enumerate(lying):
+        plgpu.copy_smem_to_gmem(out_smem.at[rows], out_gmem.at[(row, query, heads, columns)])
+
+
+def _write_parts(
+    parts_smem: list[Any], parts_gmem: list[Any], place: tuple, columns: Any, is_first: Any
+) -> None:
+    """Starts the copies of a split's results; the first warpgroup has those of peaks and totals."""
+    rows, filled = (pl.ds(0, one.shape[3]) for one in parts_gmem[:2])
+    weighted_gmem = parts_gmem[0].at[(*place, slice(None), columns)]
+    plgpu.copy_smem_to_gmem(parts_smem[0].at[rows], weighted_gmem)
+    for smem, gmem in zip(parts_smem[1:], parts_gmem[1:], strict=True):
+        copy = functools.partial(plgpu.copy_smem_to_gmem, smem.at[filled], gmem.at[place])
+        pl.when(is_first)(copy)
+
+
+def _share_registers(num_groups: int, *, widens: bool) -> None:
+    """One computing warpgroup has enough; two get some of the one that widens codes."""
+    if num_groups > 1:
+        computing, widening = WIDENING_REGISTERS
+        count, action = (widening, "decrease") if widens else (computing, "increase")
+        plgpu.set_max_registers(count, action=action)
+
+
+def _widen(num_groups: int, *arguments: Any) -> None:
+    """The whole work of the last warpgroup where there are codes: see `widen_blocks`."""
+    _share_registers(num_groups, widens=True)
+    widen_blocks(*arguments)
+
+
 def _num_splits(positions: int, split: int, num_queries: int, window: int) -> int:
     """Programs for one row and kv head: all splits, or those that a window can touch."""
     every = -(-positions // split)
@@ -225,10 +274,7 @@ def _decode_kernel(
     last = jnp.minimum(last, (this + 1) * (split // keys))
     is_busy = (lengths_gmem[row] > 0) & (first < last)
     k_factor = head_factor(sides[0], head)
-    # Rows of a tile, and heads, of each query token.
-    lying = [
-        (pl.ds(query * group, group), pl.ds(head * group, group)) for query in range(num_queries)
-    ]
+    lying = _places_of_queries(num_queries, group, head)
 
     def fetch(block: Any) -> None:
         buffer = lax.rem(block - first, jnp.int32(stages))
@@ -281,31 +327,19 @@ def _decode_kernel(
             pl.when(this_group == 0)(functools.partial(smem.__setitem__, ..., value))
         plgpu.commit_smem()
         if num_splits == 1:
-            for query, (rows, heads) in enumerate(lying):
-                place = (row, query, heads, columns)
-                plgpu.copy_smem_to_gmem(out_smem.at[rows], outputs[0].at[place])
+            _write_output(out_smem, outputs[0], row, lying, columns)
         else:
-            place = (row, head, part)
-            rows, filled = (pl.ds(0, one.shape[3]) for one in outputs[:2])
-            plgpu.copy_smem_to_gmem(
-                out_smem.at[rows], outputs[0].at[(*place, slice(None), columns)]
-            )
-            for smem, out in zip(results_smem[1:], outputs[1:], strict=True):
-                copy = functools.partial(plgpu.copy_smem_to_gmem, smem.at[filled], out.at[place])
-                pl.when(this_group == 0)(copy)
+            parts_smem, place = [out_smem, *results_smem[1:]], (row, head, part)
+            _write_parts(parts_smem, outputs, place, columns, this_group == 0)
         plgpu.wait_smem_to_gmem(0)
 
-    # One computing warpgroup has enough registers; two are given some of the one that widens.
-    is_short = num_scales > 0 and num_groups > 1
-
     def attend() -> None:
-        if is_short:
-            plgpu.set_max_registers(WIDENING_REGISTERS[0], action="increase")
+        if num_scales:
+            _share_registers(num_groups, widens=False)
 
         @pl.when(this_group == 0)
         def _start() -> None:
-            for query, (rows, heads) in enumerate(lying):
-                plgpu.copy_gmem_to_smem(q_gmem.at[row, query, heads], lying_smem.at[rows], copied)
+            _read_queries(q_gmem, lying_smem, copied, row, lying)
             for gmem, smem in zip(sinks_gmem, sinks_smem, strict=True):
                 plgpu.copy_gmem_to_smem(gmem.at[head], smem, copied)
             for ahead in range(stages if not num_scales else 0):
@@ -324,13 +358,10 @@ def _decode_kernel(
     is_reader = this_group < num_groups if num_scales else True
     if num_scales:
         place = (row, head, last_page_of(end, shape))
-
-        @pl.when(is_busy & (this_group == num_groups))
-        def _bring() -> None:
-            if is_short:
-                plgpu.set_max_registers(WIDENING_REGISTERS[1], action="decrease")
-            widen_blocks(sides, table_gmem, place, (first, last), shape)
-
+        bring = functools.partial(
+            _widen, num_groups, sides, table_gmem, place, (first, last), shape
+        )
+        pl.when(is_busy & (this_group == num_groups))(bring)
     pl.when(is_busy & is_reader)(attend)
     if num_splits == 1:  # else a split without keys is left out of the merge
         is_idle = jnp.logical_not(is_busy) & is_reader

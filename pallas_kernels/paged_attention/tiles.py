@@ -79,6 +79,11 @@ class PrefillTiles:
         return rows + _pipeline_bytes(self, head_dim) + out
 
 
+def is_decode(num_queries: int, num_heads: int, num_kv_heads: int) -> bool:
+    """Whether a call goes to the decode kernel: the query rows of a kv head fit in one tile."""
+    return num_queries * (num_heads // num_kv_heads) <= BLOCK_ROWS
+
+
 def decode_tiles(head_dim: int, *, has_codes: bool = False) -> DecodeTiles:
     """The default sizes of a decode step."""
     step = "decode of codes" if has_codes else "decode"

@@ -112,8 +112,7 @@ def rotate_write(
     _check({"cos": cos, "k_pages": k_pages, "v_pages": v_pages}, num_heads)
     num_kv_heads, half = k_pages.shape[1], k_pages.shape[3] // 2
     count, splits = num_heads + 2 * num_kv_heads, _splits(num_heads, num_kv_heads)
-    rows = _part_rows(parts.shape[0], count // splits)
-    if 2 * rows * half * 4 > MAX_SHARED_BYTES:
+    if 2 * half * 4 * _part_rows(parts.shape[0], count // splits) > MAX_SHARED_BYTES:
         parts = functools.reduce(jnp.add, list(parts))[None]
     heads = _Heads(
         num_heads=num_heads // splits,
@@ -161,8 +160,8 @@ def _call(inputs: list[jax.Array], halves: list[jax.Array], heads: _Heads) -> li
         out_type=jax.ShapeDtypeStruct(
             (num_tokens, heads.splits * heads.num_heads, 2, half), jnp.bfloat16
         ),
-        grid=(num_tokens, heads.splits),
-        grid_names=("token", "split"),
+        grid=(heads.splits, num_tokens),  # the last axis may have more than 65,535 programs
+        grid_names=("split", "token"),
         scratch_types=[
             plgpu.SMEM((2, _part_rows(heads.num_parts, heads.count), half), jnp.float32),
             plgpu.SMEM((angles, half), jnp.float32),

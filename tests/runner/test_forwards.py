@@ -13,7 +13,13 @@ from jaxinfer.checkpoint.load import abstract_params
 from jaxinfer.config.model_config import ModelConfig
 from jaxinfer.models.registry import architecture_named
 from jaxinfer.models.transformer import TokenRows
-from jaxinfer.runner.forwards import draft_logits, fill_tiles, run_draft, run_model
+from jaxinfer.runner.forwards import (
+    _tiled_shape,
+    draft_logits,
+    fill_tiles,
+    run_draft,
+    run_model,
+)
 from tests.support.records import geometry, model_config
 
 MODEL = model_config(windows=(0, 0))
@@ -54,7 +60,7 @@ def test_rows_that_fill_tiles_change_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "filled"),
-    [((4, 5), (4, 8)), ((20, 1), (32, 1)), ((64, 5), (64, 6)), ((3, 5), (4, 8)), ((1, 5), (2, 8))],
+    [((4, 5), (4, 8)), ((20, 1), (32, 1)), ((64, 1), (64, 1)), ((3, 5), (4, 8)), ((1, 5), (2, 8))],
 )
 def test_the_fewest_rows_that_are_whole_tiles(
     shape: tuple[int, int], filled: tuple[int, int]
@@ -65,10 +71,22 @@ def test_the_fewest_rows_that_are_whole_tiles(
         lengths=jnp.full(shape[0], shape[1], jnp.int32),
         tables=jnp.ones((1, shape[0], 2), jnp.int32),
     )
-    found = fill_tiles(made)
+    found = fill_tiles(made, 4)
     assert found.tokens.shape == filled and found.tables.shape == (1, filled[0], 2)
     assert not found.tokens[shape[0] :].any() and not found.tokens[:, shape[1] :].any()
     assert not found.lengths[shape[0] :].any() and found.starts.shape == filled[:1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "group", "why"),
+    [
+        ((64, 5), 4, "more than a tile"),
+        ((4, 5), 12, "8 tokens of 12 heads are more than one tile of attention"),
+        ((4, 9), 7, "16 tokens of 7 heads, too"),
+    ],
+)
+def test_rows_that_are_left_as_they_are(shape: tuple[int, int], group: int, why: str) -> None:
+    assert _tiled_shape(*shape, group) == shape, why
 
 
 def test_logits_are_cut_or_padded_to_the_model_s_vocabulary() -> None:

@@ -169,7 +169,7 @@ def test_two_decode_programs_share_a_multiprocessor() -> None:
 
 
 def compile_merge(head_dim: int, num_splits: int, *, has_sinks: bool) -> KernelPlan:
-    """8 rows of 2 kv heads with 4 query heads each, filled up to 8."""
+    """8 rows of 2 kv heads with 4 query heads each; peaks and totals are filled up to 8."""
     shape = jax.ShapeDtypeStruct
     weighted = shape((8, 2, num_splits, 4, head_dim), jnp.float32)
     stats = shape((8, 2, num_splits, 8), jnp.float32)
