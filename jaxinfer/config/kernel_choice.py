@@ -39,8 +39,8 @@ def kernel_choice(given: object) -> str:
         return _by_op(given, [(op.strip(), name.strip()) for op, _, name in pairs])
     if not isinstance(given, str) or given not in _NAMES:
         raise ConfigError(
-            f"kernels={given!r} must be one of {', '.join(map(repr, _NAMES))}, or name ops: "
-            "{'paged_attention': 'reference'}"
+            f"kernels={given!r} must be one of {', '.join(map(repr, _NAMES))}, or name ops with "
+            "theirs: paged_attention=reference,rms_norm=xla"
         )
     return given
 

@@ -181,7 +181,13 @@ def _refused_kernels(ask: EngineConfig) -> Iterator[None]:
 
 
 def _refuse_elsewhere(ask: EngineConfig, platform: Platform) -> None:
-    """Kernels of other devices, named for one op; all of them at once the ops refuse themselves."""
+    """Kernels of other devices, named for one op; all of them at once the ops refuse themselves.
+    A simulation of a GPU's kernels is for a CPU alone."""
+    if ask.simulates and platform.kind != "cpu":
+        raise ValueError(
+            f"'simulated' is 'mosaic' on a CPU, the programs are for a {platform.kind}; use "
+            "'mosaic' or 'auto'"
+        )
     for op, name in named_ops(ask.kernels).items():
         refuse_named(op, name, why_not_hopper, platform, why_not_triton)
 

@@ -23,6 +23,11 @@ GPU = Device(platform="gpu", free_bytes=1 << 34)
 CPU = Device(platform="cpu", free_bytes=1 << 34)
 
 
+def place_of(kernels: Any) -> tuple[Device, Platform]:
+    """Where such kernels run: a simulation is for a CPU."""
+    return (CPU, Platform(kind="cpu")) if "simulated" in str(kernels) else (GPU, HOPPER)
+
+
 def sized(hidden: int, head: int) -> ModelConfig:
     return model_config(hidden_size=hidden, head_dim=head)
 
@@ -54,10 +59,10 @@ def test_a_norm_that_only_one_of_them_takes_is_left_to_xla() -> None:
 
 
 def fallbacks(model: ModelConfig, params: Any = None, **options: Any) -> dict[str, str]:
-    draft, platform = options.pop("draft", None), options.pop("platform", HOPPER)
+    draft, (device, platform) = options.pop("draft", None), place_of(options.get("kernels"))
     ask = EngineConfig(**options)
     needs = DraftNeeds(model=draft)
-    planned = decide_geometry(ask, model, GPU, platform=platform, drafts=needs)
+    planned = decide_geometry(ask, model, device, platform=platform, drafts=needs)
     return kernel_fallbacks(planned, params, ask, (model, draft), platform)
 
 
@@ -159,7 +164,8 @@ def qwen3(**changes: Any) -> ModelConfig:
 @pytest.mark.parametrize("kernels", ["mosaic", "simulated", {"rms_norm": "mosaic"}])
 def test_heads_that_are_normed_as_they_are_written_need_no_kernel_of_the_norm(kernels: Any) -> None:
     ask = EngineConfig(kernels=kernels)
-    found = decide_geometry(ask, qwen3(), GPU, platform=HOPPER)
+    device, platform = place_of(kernels)
+    found = decide_geometry(ask, qwen3(), device, platform=platform)
     assert found.norm_kernel == found.residual_kernel == ask.asked_of("rms_norm")
     assert found.write_kernel in ("mosaic", "simulated")
 
@@ -255,6 +261,12 @@ def test_one_simulated_op_on_a_cpu_takes_bfloat16_and_leaves_the_others() -> Non
     }
 
 
+@pytest.mark.parametrize("kernels", ["simulated", "rms_norm=simulated"])
+def test_a_simulation_is_for_a_cpu(kernels: str) -> None:
+    with pytest.raises(ConfigError, match="'simulated' is 'mosaic' on a CPU.*for a gpu; use 'mo"):
+        decide_geometry(EngineConfig(kernels=kernels), sized(256, 64), GPU, platform=HOPPER)
+
+
 @pytest.mark.parametrize("op", [op for op, names in OPS.items() if "mosaic" in names])
 def test_a_kernel_of_another_device_is_refused_of_every_op(op: str) -> None:
     """Those that fall back where all ops are asked for, too; whether or not the model has any."""
@@ -268,9 +280,10 @@ def test_a_kernel_of_another_device_is_refused_of_every_op(op: str) -> None:
 def test_writes_that_are_asked_for_by_name_do_not_fall_back() -> None:
     asked: list[Any] = [{"rotate_write": "mosaic"}, {"rotate_write": "simulated"}]
     for kernels in asked:
-        assert written_by(EngineConfig(kernels=kernels)) == kernels["rotate_write"]
+        _, platform = place_of(kernels)
+        assert written_by(EngineConfig(kernels=kernels), platform) == kernels["rotate_write"]
         with pytest.raises(ConfigError, match="rotate_write cannot use .*pages hold int8"):
-            written_by(EngineConfig(kernels=kernels, kv_cache_dtype="int8"))
+            written_by(EngineConfig(kernels=kernels, kv_cache_dtype="int8"), platform)
 
 
 def test_matrices_have_the_kernel_that_is_asked_of_their_product() -> None:
@@ -295,9 +308,8 @@ def test_what_was_not_wanted_is_not_missed() -> None:
     }
     asked: Any = {"paged_attention": "reference", "plain_matmul_parts": "reference"}
     assert set(fallbacks(model, params, kernels=asked)) == {"rotation and write of keys"}
-    on_cpu: dict[str, Any] = {"platform": Platform(kind="cpu")}
     asked = {"plain_matmul_parts": "simulated"}
-    assert set(fallbacks(model, params, kernels=asked, **on_cpu)) == {"plain matrices"}
+    assert set(fallbacks(model, params, kernels=asked)) == {"plain matrices"}
 
 
 def test_room_for_floats_is_a_matter_of_packed_matrices() -> None:
