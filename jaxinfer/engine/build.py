@@ -52,6 +52,9 @@ from pallas_kernels.dispatch import Platform, current_platform
 
 _log = logging.getLogger("jaxinfer")
 
+# A simulated kernel is at most four threads that wait for each other, beside the one that calls.
+SIMULATING_CORES = 5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
@@ -96,7 +99,7 @@ def build_engine(
     defaults = default_params(checkpoint.generation_config, wanted=ask.use_generation_config)
     shapes = parameter_shapes(config, checkpoint.architecture, storage, geometry, draft)
     shapes = kernels_of_weights(shapes, ask, geometry)
-    _report_fallbacks(kernel_fallbacks(geometry, shapes, ask, (config, drafting)))
+    _report_kernels(ask, kernel_fallbacks(geometry, shapes, ask, (config, drafting)))
     _check_room(ask, num_bytes(shapes), cache_bytes(config, geometry, drafting), device)
     with counted_compiles(compiles or CompileLog()):
         programs = compile_programs(shapes, config, geometry, drafting, show_progress=show_progress)
@@ -210,9 +213,17 @@ def _report(geometry: Geometry, storage: Storage, memory: MemoryPlan) -> None:
         _log.info(line)
 
 
-def _report_fallbacks(reasons: Mapping[str, str]) -> None:
+def _report_kernels(ask: EngineConfig, reasons: Mapping[str, str]) -> None:
     for op, reason in reasons.items():
         _log.info("no kernel for %s: %s; XLA's form runs", op, reason)
+    cores = os.cpu_count() or 1
+    if ask.simulates and cores < SIMULATING_CORES:
+        _log.warning(
+            "simulated kernels wait for each other on up to %d threads of XLA, and this machine "
+            "has %d: if nothing comes, set NPROC=8 in the environment before Python starts",
+            SIMULATING_CORES,
+            cores,
+        )
 
 
 def _load(
