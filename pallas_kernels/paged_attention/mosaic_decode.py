@@ -192,8 +192,7 @@ def _decode_call(
     pipeline = tiled_smem(tiles.stages, tiles.block_keys, head_dim)
     is_read = plgpu.Barrier(num_arrivals=num_groups, num_barriers=tiles.stages)
     all_done = plgpu.Barrier(num_arrivals=num_groups)
-    sinks = [plgpu.SMEM((BLOCK_ROWS,), jnp.float32)] * sizes["has_sinks"]
-    copied = plgpu.Barrier(num_arrivals=num_queries + sizes["has_sinks"])
+    copied = plgpu.Barrier(num_arrivals=num_queries)
     queries = (
         [plgpu.SMEM((BLOCK_ROWS, head_dim), jnp.bfloat16)],
         [tiled_smem(BLOCK_ROWS, head_dim)],
@@ -206,7 +205,7 @@ def _decode_call(
         num_threads=num_groups + (kinds != (FLOATS, FLOATS)),
         thread_name="columns",
         scratch_types=[
-            [shared_union(*queries, interpret=shape.interpret), sinks, copied],
+            [shared_union(*queries, interpret=shape.interpret), copied],
             shared_union([pipeline, pipeline], results, interpret=shape.interpret),
             [plgpu.Barrier(), *ready_barriers(kinds, shape, tiles), is_read, all_done],
             code_scratch(kinds, head_dim, shape, tiles),
@@ -258,7 +257,7 @@ def _decode_kernel(
     sinks_gmem, others = others[:has_sinks], others[has_sinks:]
     *outputs, queries, union_smem, barriers, code_refs = others
     (k_smem, v_smem), results_smem = union_smem
-    ((lying_smem,), (q_smem,)), sinks_smem, copied = queries
+    ((lying_smem,), (q_smem,)), copied = queries
     q_ready, k_ready, v_ready, is_read, all_done = barriers
     pipelines = [Side(k_smem, k_ready, is_read), Side(v_smem, v_ready, None)]
     sides = make_sides([k_gmem, v_gmem], scales_gmem, pipelines, code_refs, kinds)
@@ -340,8 +339,6 @@ def _decode_kernel(
         @pl.when(this_group == 0)
         def _start() -> None:
             _read_queries(q_gmem, lying_smem, copied, row, lying)
-            for gmem, smem in zip(sinks_gmem, sinks_smem, strict=True):
-                plgpu.copy_gmem_to_smem(gmem.at[head], smem, copied)
             for ahead in range(stages if not num_scales else 0):
                 pl.when(first + ahead < last)(functools.partial(fetch, first + ahead))
             plgpu.barrier_wait(copied)
@@ -351,8 +348,9 @@ def _decode_kernel(
         plgpu.barrier_wait(q_ready)
         softmax = lax.fori_loop(first, last, step, empty_softmax(shape))
         softmax = scaled_result(softmax, head_factor(sides[1], head))
-        if has_sinks:
-            softmax = sunk_softmax(softmax, load(sinks_smem[0], WGMMA_ROWS, shape.interpret))
+        for gmem in sinks_gmem:
+            sink = load(gmem.at[head], WGMMA_ROWS, shape.interpret, optimized=False)
+            softmax = sunk_softmax(softmax, sink)
         store([normalized(softmax)] if num_splits == 1 else softmax)
 
     is_reader = this_group < num_groups if num_scales else True
