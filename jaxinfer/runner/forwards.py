@@ -89,8 +89,10 @@ def fill_tiles(rows: TokenRows, group: int) -> TokenRows:
     Args:
         group: query heads of a kv head.
     """
-    shape = rows.tokens.shape
-    more_rows, more_queries = np.subtract(_tiled_shape(*shape, group), shape)
+    num_rows, num_queries = rows.tokens.shape
+    more_rows, more_queries = np.subtract(
+        _tiled_shape(num_rows, num_queries, group), (num_rows, num_queries)
+    )
     return TokenRows(
         tokens=jnp.pad(rows.tokens, ((0, more_rows), (0, more_queries))),
         starts=jnp.pad(rows.starts, (0, more_rows)),
