@@ -94,12 +94,15 @@ def print_evaluation(evaluation: Evaluation, *, as_json: bool, console: Console)
     if evaluation.against is not None:
         title += f"\nagainst {_named(evaluation.against, evaluation.against_engine or {})}"
     table = Table(title=title, title_justify="left")
-    shown = (*evaluation.contexts, evaluation.overall)
-    for name in ("context", *_cells(evaluation.overall)):
-        table.add_column(name, justify="right")
-    for row in shown[-1:] if len(shown) == 2 else shown:
-        context = row.context or (evaluation.contexts[0].context if len(shown) == 2 else None)
-        table.add_row("all" if context is None else f"{context:,}", *_cells(row).values())
+    # With one context that is all there is. A column each: figures fit into a narrow terminal.
+    is_one = len(evaluation.contexts) == 1
+    shown = evaluation.contexts if is_one else (*evaluation.contexts, evaluation.overall)
+    table.add_column("context", no_wrap=True)
+    for row in shown:
+        table.add_column("all" if row.context is None else f"{row.context:,}", justify="right")
+    cells = [_cells(evaluation.overall if is_one else row) for row in shown]
+    for name in _cells(evaluation.overall):
+        table.add_row(name, *(one.get(name, "") for one in cells))
     console.print(table)
 
 
@@ -126,5 +129,5 @@ def _comparison_cells(against: Comparison) -> dict[str, str]:
     }
     if against.greedy_longest is not None:
         cells["greedy run, longest"] = f"{against.greedy_longest}"
-        cells["mean"] = f"{against.greedy_mean:.1f}"
+        cells["greedy run, mean"] = f"{against.greedy_mean:.1f}"
     return cells

@@ -97,6 +97,7 @@ def test_every_option_is_passed_on(
         assert wanted in printed
     for wanted in ("1.23e-03", "4.56e-02", "98.00%", "32", "20.2"):
         assert wanted in printed
+    assert "…" not in printed  # a terminal of 80 columns shows every figure whole
 
 
 def test_json_is_one_line_without_a_bar(runner: CliRunner, asked: list[dict[str, Any]]) -> None:
@@ -106,7 +107,7 @@ def test_json_is_one_line_without_a_bar(runner: CliRunner, asked: list[dict[str,
     assert asked[0]["show_progress"] is False
 
 
-def test_one_context_is_one_row(runner: CliRunner, asked: list[dict[str, Any]]) -> None:
+def test_one_context_is_one_column(runner: CliRunner, asked: list[dict[str, Any]]) -> None:
     printed = run(runner, "m --contexts 64")
     assert printed.count("8.166") == 1 and "64" in printed and "all" not in printed
 
