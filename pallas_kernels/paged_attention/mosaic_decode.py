@@ -173,6 +173,16 @@ def _first_split(starts: Any, split: int, window: int) -> Any:
     return lax.div(oldest, jnp.int32(split))
 
 
+def _blocks_of_split(
+    start: Any, end: Any, part: Any, split: int, shape: BlockShape
+) -> tuple[Any, Any]:
+    """First and one past the last block of keys of one of a row's splits, `part` counted from the
+    first that its queries see."""
+    this, blocks = _first_split(start, split, shape.window) + part, split // shape.block_keys
+    first, last = block_range(start, end, shape)
+    return jnp.maximum(first, this * blocks), jnp.minimum(last, (this + 1) * blocks)
+
+
 def _decode_call(
     q_shape: tuple[int, ...],
     num_kv_heads: int,
@@ -267,10 +277,7 @@ def _decode_kernel(
     stages, keys = k_smem.shape[0], shape.block_keys
     start = starts_gmem[row]
     end = start + lengths_gmem[row]
-    this = _first_split(start, split, shape.window) + part
-    first, last = block_range(start, end, shape)
-    first = jnp.maximum(first, this * (split // keys))
-    last = jnp.minimum(last, (this + 1) * (split // keys))
+    first, last = _blocks_of_split(start, end, part, split, shape)
     is_busy = (lengths_gmem[row] > 0) & (first < last)
     k_factor = head_factor(sides[0], head)
     lying = _places_of_queries(num_queries, group, head)
@@ -355,10 +362,8 @@ def _decode_kernel(
 
     is_reader = this_group < num_groups if num_scales else True
     if num_scales:
-        place = (row, head, last_page_of(end, shape))
-        bring = functools.partial(
-            _widen, num_groups, sides, table_gmem, place, (first, last), shape
-        )
+        place, blocks = (row, head, last_page_of(end, shape)), (first, last)
+        bring = functools.partial(_widen, num_groups, sides, table_gmem, place, blocks, shape)
         pl.when(is_busy & (this_group == num_groups))(bring)
     pl.when(is_busy & is_reader)(attend)
     if num_splits == 1:  # else a split without keys is left out of the merge
