@@ -287,12 +287,12 @@ def test_writes_that_are_asked_for_by_name_do_not_fall_back() -> None:
 
 
 def test_matrices_have_the_kernel_that_is_asked_of_their_product() -> None:
-    asked = EngineConfig(kernels={"plain_matmul_parts": "reference"})  # type: ignore[arg-type]
+    asked = EngineConfig(kernels="plain_matmul_parts=reference")
     planned = decide_geometry(asked, qwen3(), GPU, platform=HOPPER)
     params = {"layers": [{"up": Weight(value=int8_matrix(256)), "down": layer_of()["q"]}]}
     (layer,) = kernels_of_weights(params, asked, planned, HOPPER)["layers"]
     assert layer["up"].value.kernel == "mosaic" and layer["down"] == params["layers"][0]["down"]
-    other = EngineConfig(kernels={"quant_matmul": "reference"})  # type: ignore[arg-type]
+    other = EngineConfig(kernels="quant_matmul=reference")
     (layer,) = kernels_of_weights(params, other, planned, HOPPER)["layers"]
     assert layer["up"].value.kernel == "reference" and layer["down"].value.kernel == "mosaic"
 

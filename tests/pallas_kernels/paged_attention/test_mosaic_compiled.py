@@ -174,7 +174,7 @@ def compile_merge(head_dim: int, num_splits: int, *, has_sinks: bool) -> KernelP
     weighted = shape((8, 2, num_splits, 4, head_dim), jnp.float32)
     stats = shape((8, 2, num_splits, 8), jnp.float32)
     sinks = shape((2, BLOCK_ROWS), jnp.float32) if has_sinks else None
-    arrays = (Softmax(weighted, stats, stats), sinks, *[shape((8,), jnp.int32)] * 2)  # type: ignore
+    arrays = (Softmax(weighted, stats, stats), sinks, *[shape((8,), jnp.int32)] * 2)  # type: ignore  # shapes
     sizes = {"split": 1024, "num_queries": 1, "group": 4}
     return compile_kernel(functools.partial(merge_splits, **sizes, interpret=False), *arrays)
 

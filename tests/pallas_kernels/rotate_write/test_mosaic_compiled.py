@@ -38,7 +38,7 @@ def shapes_of(case: Case) -> tuple[list[Any], dict[str, Any]]:
     pages = shape((num_pages, case.num_kv_heads, case.page_tokens, size), jnp.bfloat16)
     angles = shape((case.num_tokens, size // 2), jnp.float32)
     places = shape((case.num_tokens,), jnp.int32)
-    norms = HeadNorms(*[shape((size,), jnp.float32)] * 2) if case.has_norms else None  # type: ignore
+    norms = HeadNorms(*[shape((size,), jnp.float32)] * 2) if case.has_norms else None  # type: ignore  # shapes
     arrays = [parts, pages, pages, angles, angles, places, places, norms]
     return arrays, {"num_heads": case.num_heads, "eps": 1e-6}
 
